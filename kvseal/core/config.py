@@ -1,0 +1,98 @@
+"""What the operator asked for, checked once, then frozen.
+
+Owns the server's options and the only reads of the environment. Never edited after start-up: what was *derived* from it (pool size,
+served context) is a `StartReport` of its own. Unknown options are errors. There is no option that turns a check off.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvseal.core.errors import ConfigError
+
+WEIGHT_FORMATS = ("auto", "fp32", "bf16", "q8", "q4")
+KV_DTYPES = ("fp16", "fp32", "int8", "int4")
+BACKENDS = ("cpu", "reference")
+PAGE_TOKENS = (8, 16, 32, 64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Everything the engine process needs to build itself."""
+
+    model: Path
+    backend: str = "cpu"
+    weights: str = "auto"
+    kv_dtype: str = "fp16"
+    page_tokens: int = 16
+    context_tokens: int | None = None
+    """None: as much as the model promises and the pool holds. A number is a promise: start or refuse (L1)."""
+    pool_tokens: int | None = None
+    kv_memory_bytes: int | None = None
+    """At most one of pool_tokens and kv_memory_bytes. Neither: a default from the machine's free memory."""
+    threads: int = 0
+    """0: one per core that this process may use."""
+    chunk_tokens: int = 512
+    """Most new tokens computed in one step, over all requests."""
+    max_running: int = 64
+    max_queued: int = 1024
+    wipe_pages: bool = False
+
+    def __post_init__(self) -> None:
+        _one_of("--backend", self.backend, BACKENDS)
+        _one_of("--weights", self.weights, WEIGHT_FORMATS)
+        _one_of("--kv-dtype", self.kv_dtype, KV_DTYPES)
+        if self.page_tokens not in PAGE_TOKENS:
+            raise ConfigError(f"--page-tokens is {self.page_tokens}; choose from {', '.join(map(str, PAGE_TOKENS))}")
+        if self.pool_tokens is not None and self.kv_memory_bytes is not None:
+            raise ConfigError("--pool-tokens and --kv-memory both size the KV pool; give one of them")
+        _at_least("--context-tokens", self.context_tokens, 1)
+        _at_least("--pool-tokens", self.pool_tokens, 1)
+        _at_least("--kv-memory", self.kv_memory_bytes, 1)
+        _at_least("--threads", self.threads, 0)
+        _at_least("--chunk-tokens", self.chunk_tokens, 1)
+        _at_least("--max-running", self.max_running, 1)
+        _at_least("--max-queued", self.max_queued, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeConfig:
+    """Everything the HTTP process needs."""
+
+    engine: EngineConfig
+    host: str = "127.0.0.1"
+    port: int = 8000
+    served_model_name: str | None = None
+    api_keys: Path | None = None
+    chat_template: Path | None = None
+    strict_fields: bool = False
+    max_body_bytes: int = 4 * 2**20
+    request_timeout_s: float | None = None
+    drain_timeout_s: float = 30.0
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"--port is {self.port}; ports run from 0 (any free one) to 65535")
+        _at_least("--max-body-bytes", self.max_body_bytes, 1024)
+
+
+def cache_dir() -> Path:
+    """Where fetched models and packed weights are kept: KVSEAL_CACHE, else XDG_CACHE_HOME/kvseal, else ~/.cache/kvseal."""
+    own = os.environ.get("KVSEAL_CACHE")
+    if own:
+        return Path(own)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "kvseal"
+
+
+def _one_of(flag: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{flag} is {value!r}; choose from {', '.join(allowed)}")
+
+
+def _at_least(flag: str, value: float | None, low: float) -> None:
+    if value is not None and value < low:
+        raise ConfigError(f"{flag} is {value}; it must be at least {low}")

@@ -1,0 +1,5 @@
+"""``python -m kvseal`` is the ``kvseal`` command."""
+
+from kvseal.cli import main
+
+raise SystemExit(main())

@@ -1,0 +1,223 @@
+"""The command line: one word for each thing that KVSeal does.
+
+Owns flags, their help and exit statuses (0 done, 1 a negative finding, 2 it cannot be done as asked). Imports the rest of the house only
+inside the command that needs it, so that ``kvseal --help`` and ``kvseal size`` stay instant. Has no flag that turns a check off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+
+from kvseal.core.config import BACKENDS, KV_DTYPES, PAGE_TOKENS, WEIGHT_FORMATS, EngineConfig, ServeConfig
+from kvseal.core.errors import ConfigError, KVSealError
+
+_MAIN_EPILOG = """\
+examples:
+  kvseal serve                                  talk to the demo model at http://127.0.0.1:8000/v1
+  kvseal serve ~/models/Qwen3-8B                a directory with config.json and *.safetensors
+  kvseal serve model.gguf --kv-memory 4GiB      a GGUF file, with 4 GiB of KV cache
+  kvseal run "Why is the sky blue?"             one answer in the terminal
+  kvseal size config.json --context 131072      how much KV cache a model needs
+Each command has its own help: kvseal serve --help
+"""
+
+_SERVE_EPILOG = """\
+examples:
+  kvseal serve
+  kvseal serve HuggingFaceTB/SmolLM2-1.7B-Instruct --kv-memory 2GiB
+  kvseal serve model.gguf --context-tokens 8192     refuses to start unless the pool really holds 8192 tokens
+  kvseal serve --api-keys keys.json --host 0.0.0.0
+
+then:
+  curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{"messages": [{"role": "user", "content": "Hello"}], "stream": true}'
+
+The pool is what all requests share; the context is what one request may use (prompt and output together). The server
+advertises the smaller of what the model promises and what the pool holds, and refuses longer requests before it touches a page.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the ``kvseal`` command; returns the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["size"]:
+        from kvseal.plan.command import main as size_main  # Has its own parser: the planner stands alone.
+
+        return size_main(arguments[1:])
+    options = _parser().parse_args(arguments)
+    command: Callable[[argparse.Namespace], int] = options.command
+    try:
+        return command(options)
+    except KVSealError as error:
+        print(f"kvseal: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        return 141
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kvseal",
+        description="A language-model server whose KV cache cannot leak: every page bears a seal that every read checks.",
+        epilog=_MAIN_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"kvseal {metadata.version('kvseal')}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_serve(commands)
+    _add_run(commands)
+    _add_bench(commands)
+    commands.add_parser("size", help="how much KV cache a model needs, what a pool holds, whether a promised context is true")
+    return parser
+
+
+Commands = argparse._SubParsersAction  # argparse offers no public name for it.
+
+
+def _add_serve(commands: Commands[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "serve",
+        help="an OpenAI-compatible server",
+        description="Starts an OpenAI-compatible server.",
+        epilog=_SERVE_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="directory, .gguf file, or hub id; default: the demo model, fetched once")
+    _add_engine_options(parser)
+    http = parser.add_argument_group("HTTP")
+    http.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s, this machine only)")
+    http.add_argument("--port", type=int, default=8000, help="port to listen on; 0 takes a free one (default: %(default)s)")
+    http.add_argument("--served-model-name", metavar="NAME", help="what the API calls the model (default: from MODEL)")
+    http.add_argument("--api-keys", type=Path, metavar="FILE", help="keys and their tenants; prefixes are shared inside a tenant only")
+    http.add_argument("--chat-template", type=Path, metavar="FILE", help="jinja2 template instead of the model's own")
+    http.add_argument("--strict-fields", action="store_true", help="answer 400 to unknown request fields instead of listing them")
+    http.add_argument("--max-body", type=_bytes, default=4 * 2**20, metavar="BYTES", help="largest request body (default: 4MiB)")
+    http.add_argument("--request-timeout", type=float, metavar="SECONDS", help="deadline of every request (default: none)")
+    http.add_argument("--drain-timeout", type=float, default=30.0, metavar="SECONDS", help="on SIGTERM, time for open requests to finish")
+    http.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info", help="never logs content")
+    parser.set_defaults(command=_serve)
+
+
+def _add_engine_options(parser: argparse.ArgumentParser) -> None:
+    memory = parser.add_argument_group("KV cache")
+    memory.add_argument("--kv-memory", type=_bytes, metavar="BYTES", help="size of the page pool, e.g. 4GiB (default: from free memory)")
+    memory.add_argument("--pool-tokens", type=int, metavar="N", help="size of the page pool in tokens, instead of --kv-memory")
+    memory.add_argument("--context-tokens", type=int, metavar="N", help="promise this context, or refuse to start (default: what fits)")
+    memory.add_argument("--kv-dtype", choices=KV_DTYPES, default="fp16", help="how K and V are stored (default: %(default)s)")
+    memory.add_argument("--page-tokens", type=int, choices=PAGE_TOKENS, default=16, help="tokens in a page (default: %(default)s)")
+    memory.add_argument("--wipe-pages", action="store_true", help="also zero pages when they are given back; the seals do not need it")
+    compute = parser.add_argument_group("computing")
+    compute.add_argument("--weights", choices=WEIGHT_FORMATS, default="auto", help="format that linear layers run in (default: as stored)")
+    compute.add_argument("--threads", type=int, default=0, metavar="N", help="compute threads (default: one per core)")
+    compute.add_argument("--backend", choices=BACKENDS, default="cpu", help="reference is NumPy: slow, plainly right")
+    compute.add_argument("--chunk-tokens", type=int, default=512, metavar="N", help="most new tokens in one step (default: %(default)s)")
+    compute.add_argument("--max-running", type=int, default=64, metavar="N", help="most requests in one step (default: %(default)s)")
+    compute.add_argument("--max-queued", type=int, default=1024, metavar="N", help="longest waiting line, then 503 (default: %(default)s)")
+
+
+def _add_run(commands: Commands[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("run", help="answer one prompt in the terminal", description="Answers one prompt, streamed, and exits.")
+    parser.add_argument("prompt", nargs="?", help="the prompt; read from standard input when missing")
+    parser.add_argument("--model", metavar="MODEL", help="directory, .gguf file, or hub id; default: the demo model, fetched once")
+    parser.add_argument("--system", metavar="TEXT", help="system message")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="longest answer (default: what the context leaves)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy: the same answer every time (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="with a temperature: same seed, same answer (default: %(default)s)")
+    _add_engine_options(parser)
+    parser.set_defaults(command=_run)
+
+
+def _add_bench(commands: Commands[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("bench", help="benchmarks of this machine", description="Runs one benchmark and prints its figures.")
+    names = sorted(path.stem for path in (Path(__file__).parent / "bench").glob("[a-z]*.py"))
+    parser.add_argument("name", choices=names)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on; try --help")
+    parser.set_defaults(command=_bench)
+
+
+def _engine_config(options: argparse.Namespace, model: Path) -> EngineConfig:
+    return EngineConfig(
+        model=model,
+        backend=options.backend,
+        weights=options.weights,
+        kv_dtype=options.kv_dtype,
+        page_tokens=options.page_tokens,
+        context_tokens=options.context_tokens,
+        pool_tokens=options.pool_tokens,
+        kv_memory_bytes=options.kv_memory,
+        threads=options.threads,
+        chunk_tokens=options.chunk_tokens,
+        max_running=options.max_running,
+        max_queued=options.max_queued,
+        wipe_pages=options.wipe_pages,
+    )
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from kvseal.node.models import model_name, resolve_model
+    from kvseal.serve.server import run_server
+
+    path = resolve_model(options.model)
+    config = ServeConfig(
+        engine=_engine_config(options, path),
+        host=options.host,
+        port=options.port,
+        served_model_name=options.served_model_name or model_name(options.model, path),
+        api_keys=options.api_keys,
+        chat_template=options.chat_template,
+        strict_fields=options.strict_fields,
+        max_body_bytes=options.max_body,
+        request_timeout_s=options.request_timeout,
+        drain_timeout_s=options.drain_timeout,
+        log_level=options.log_level,
+    )
+    return run_server(config)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from kvseal.node.models import resolve_model
+    from kvseal.serve.terminal import answer_once
+
+    prompt = options.prompt if options.prompt is not None else sys.stdin.read()
+    if not prompt.strip():
+        raise ConfigError('the prompt is empty: kvseal run "your question", or pipe it in')
+    config = _engine_config(options, resolve_model(options.model))
+    return answer_once(
+        config,
+        prompt,
+        system=options.system,
+        max_tokens=options.max_tokens,
+        temperature=options.temperature,
+        seed=options.seed,
+    )
+
+
+def _bench(options: argparse.Namespace) -> int:
+    import runpy
+
+    sys.argv = [f"kvseal bench {options.name}", *options.arguments]
+    runpy.run_module(f"kvseal.bench.{options.name}", run_name="__main__")
+    return 0
+
+
+def _bytes(text: str) -> int:
+    """ "4GiB", "512M", "1.5g" or a plain number of bytes. Units are binary."""
+    number = text.strip().lower().removesuffix("ib").removesuffix("b")
+    factor = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}.get(number[-1:], 1)
+    try:
+        size = float(number[:-1] if factor > 1 else number) * factor
+    except ValueError:
+        size = 0.0
+    if not 1 <= size < 2**63:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; write for example 512MiB or 4GiB")
+    return int(size)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,422 @@
+"""The HTTP process's hold on the engine process: start it, watch it, talk to it, start it again when it dies.
+
+Owns the engine's life and every open stream. Laws: L11 (each stream ends exactly once, whatever happens to the engine), L12 (a death is
+seen, said and survived). Never blocks the event loop on the engine, and never lets a slow reader block the engine.
+
+Liveness: the engine is pinged every second. Its last *progress* is the last completed step, or the last answer that said there was
+nothing to do. If that is older than `stall_after_s` the state is ``stalled`` (readiness fails); at `KILL_AFTER_STALLS` times that age
+the process is killed, which turns a hang into a death. A death ends every open stream with ``Failed(EngineDied)`` at once; the engine
+is started again after a pause that doubles from `RESTART_FIRST_S` to `RESTART_MAX_S` while it keeps dying young.
+
+Buffering: frames are read as they come. Events wait in their own stream until its reader takes them; a request's events carry at least one
+token each, so a stream never holds more than the request's own output budget. What goes to the engine is bounded by `MAX_UNSENT_BYTES`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import subprocess
+import sys
+from collections import deque
+from enum import StrEnum
+
+from kvseal.core.clock import Clock, MonotonicClock
+from kvseal.core.config import EngineConfig
+from kvseal.core.errors import Draining, EngineDied, Overloaded, SetupError
+from kvseal.core.events import EndedEvent, Event
+from kvseal.core.ids import RequestId
+from kvseal.core.outcome import Failed, Outcome, Refused
+from kvseal.core.request import Request
+from kvseal.node import messages as m
+from kvseal.node.report import EngineStats, StartReport
+
+ENGINE_MODULE = "kvseal.node.engine_process"
+STALL_AFTER_S = 20.0
+KILL_AFTER_STALLS = 6
+RESTART_FIRST_S = 0.1
+RESTART_MAX_S = 10.0
+HEALTHY_AFTER_S = 60.0
+"""An engine that lived this long dies with a clean record: the next pause is the first one again."""
+CLOSE_TIMEOUT_S = 5.0
+MAX_UNSENT_BYTES = 64 * 2**20
+
+_log = logging.getLogger("kvseal.node")
+
+
+class EngineState(StrEnum):
+    STARTING = "starting"
+    READY = "ready"
+    STALLED = "stalled"
+    DEAD = "dead"
+    DRAINING = "draining"
+    CLOSED = "closed"
+
+
+class RequestStream:
+    """The events of one request, in order, for one reader: ``async for event in stream``. The last one is an `EndedEvent`."""
+
+    def __init__(self, client: EngineClient, request_id: RequestId) -> None:
+        self.request_id = request_id
+        self._client = client
+        self._events: deque[Event] = deque()
+        self._arrived = asyncio.Event()
+        self._ended = False
+        self._delivered_end = False
+
+    def __aiter__(self) -> RequestStream:
+        return self
+
+    async def __anext__(self) -> Event:
+        if self._delivered_end:
+            raise StopAsyncIteration
+        while not self._events:
+            self._arrived.clear()
+            await self._arrived.wait()
+        event = self._events.popleft()
+        self._delivered_end = isinstance(event, EndedEvent)
+        return event
+
+    def cancel(self) -> None:
+        """Asks the engine to stop. Whatever comes is still delivered; the end is `Cancelled` unless another end was faster."""
+        if not self._ended:
+            self._client.cancel(self.request_id)
+
+    def _put(self, event: Event) -> None:
+        """L11: nothing is delivered behind an end."""
+        if self._ended:
+            return
+        self._ended = isinstance(event, EndedEvent)
+        self._events.append(event)
+        self._arrived.set()
+
+    def _end(self, outcome: Outcome) -> None:
+        self._put(EndedEvent(self.request_id, outcome))
+
+
+class EngineClient:
+    """Made by `EngineClient.start`. All methods belong to the event loop that made it."""
+
+    def __init__(self, config: EngineConfig, *, module: str, stall_after_s: float, clock: Clock) -> None:
+        self._config = config
+        self._module = module
+        self._stall_after_s = stall_after_s
+        self._clock = clock
+        self._phase = EngineState.STARTING
+        self._report: StartReport | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._link: _Link | None = None
+        self._streams: dict[RequestId, RequestStream] = {}
+        self._asked: dict[int, asyncio.Future[EngineStats]] = {}
+        self._asks = 0
+        self._restarts = 0
+        self._steps = 0
+        self._progress_at_s = clock.now_s()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._keeper: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(
+        cls,
+        config: EngineConfig,
+        *,
+        module: str = ENGINE_MODULE,
+        stall_after_s: float = STALL_AFTER_S,
+        clock: Clock | None = None,
+    ) -> EngineClient:
+        """Starts the engine and waits until it can serve. Raises the engine's own `SetupError`, or `EngineDied`."""
+        client = cls(config, module=module, stall_after_s=stall_after_s, clock=clock or MonotonicClock())
+        try:
+            link = await client._spawn()
+        except BaseException:
+            await client._reap()
+            raise
+        client._keeper = asyncio.create_task(client._keep(link))
+        return client
+
+    # --- what is known of the engine ---
+
+    @property
+    def report(self) -> StartReport:
+        if self._report is None:
+            raise EngineDied("the engine has not started")
+        return self._report
+
+    @property
+    def state(self) -> EngineState:
+        if self._phase is EngineState.READY and self.last_progress_age_s > self._stall_after_s:
+            return EngineState.STALLED
+        return self._phase
+
+    @property
+    def last_progress_age_s(self) -> float:
+        """Seconds since the engine last completed a step or said that it had nothing to do."""
+        return self._clock.now_s() - self._progress_at_s
+
+    @property
+    def restarts(self) -> int:
+        return self._restarts
+
+    @property
+    def open_requests(self) -> int:
+        return len(self._streams)
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    # --- requests ---
+
+    def submit(self, request: Request) -> RequestStream:
+        """Never raises for the engine's state: what cannot be served now is a stream whose only event is its end."""
+        if request.request_id in self._streams:
+            raise ValueError("a request with this id is open; ids are made by the server and never reused")
+        stream = RequestStream(self, request.request_id)
+        if self._phase in (EngineState.DRAINING, EngineState.CLOSED):
+            stream._end(Refused(Draining("the server is shutting down")))
+        elif self._link is None or not self._link.ready.done():
+            stream._end(Refused(EngineDied("the engine is being restarted; try again in a moment")))
+        elif self._link.unsent_bytes > MAX_UNSENT_BYTES:
+            stream._end(Refused(Overloaded("the engine does not take requests fast enough", retry_after_s=5.0)))
+        else:
+            self._streams[request.request_id] = stream
+            self._idle.clear()
+            self._link.send(m.Submit(request))
+        return stream
+
+    def cancel(self, request_id: RequestId) -> None:
+        if self._link is not None and request_id in self._streams:
+            self._link.send(m.Cancel(request_id))
+
+    async def stats(self) -> EngineStats:
+        """Raises `EngineDied` when there is no engine to ask, or it dies before it answers."""
+        if self._link is None or not self._link.ready.done():
+            raise EngineDied("the engine is not running")
+        self._asks += 1
+        answer: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
+        self._asked[self._asks] = answer
+        self._link.send(m.AskStats(self._asks))
+        return await answer
+
+    # --- the end ---
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Takes nothing new and waits for what is open; True if all of it ended by itself, else the rest is cancelled."""
+        self._phase = EngineState.DRAINING
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except TimeoutError:
+            for request_id in list(self._streams):
+                self.cancel(request_id)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), CLOSE_TIMEOUT_S)
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Ends the engine process and every stream. Safe to call twice."""
+        self._phase = EngineState.CLOSED
+        if self._keeper is not None:
+            self._keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keeper
+            self._keeper = None
+        await self._reap()
+        self._end_all("the server is shutting down")
+
+    # --- the engine's life ---
+
+    async def _spawn(self) -> _Link:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", self._module, str(theirs.fileno())]
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        ours.setblocking(False)
+        _, link = await asyncio.get_running_loop().create_connection(lambda: _Link(self), sock=ours)
+        self._link = link
+        link.send(m.Hello(m.PROTOCOL_VERSION, self._config))
+        self._report = await link.ready
+        self._steps = 0
+        self._progress_at_s = self._clock.now_s()
+        if self._phase is not EngineState.DRAINING:
+            self._phase = EngineState.READY
+        return link
+
+    async def _keep(self, link: _Link) -> None:
+        pause_s = RESTART_FIRST_S
+        while True:
+            born_s = self._clock.now_s()
+            await self._watch(link)
+            status = await self._reap()
+            self._lose(status)
+            if self._clock.now_s() - born_s > HEALTHY_AFTER_S:
+                pause_s = RESTART_FIRST_S
+            link, pause_s = await self._restart(pause_s)
+
+    async def _restart(self, pause_s: float) -> tuple[_Link, float]:
+        while True:
+            _log.error("starting the engine again in %.1f s", pause_s)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, RESTART_MAX_S)
+            if self._phase is not EngineState.DRAINING:
+                self._phase = EngineState.STARTING
+            try:
+                link = await self._spawn()
+            except (SetupError, EngineDied, OSError) as error:
+                _log.error("the engine did not start: %s: %s", type(error).__name__, error)
+                await self._reap()
+                self._lose(None)
+                continue
+            self._restarts += 1
+            _log.warning("the engine runs again (restart %d)", self._restarts)
+            return link, pause_s
+
+    async def _watch(self, link: _Link) -> None:
+        """Returns when the connection is gone; makes it go when the engine hangs for too long."""
+        every_s = min(1.0, self._stall_after_s / 4)
+        stalled = False
+        while not link.lost.is_set():
+            link.send(m.Ping())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(link.lost.wait(), every_s)
+            age_s = self.last_progress_age_s
+            if (age_s > self._stall_after_s) is not stalled:
+                stalled = not stalled
+                _log.error("the engine has made no step for %.1f s", age_s) if stalled else _log.warning("the engine steps again")
+            if age_s > KILL_AFTER_STALLS * self._stall_after_s and self._process is not None:
+                _log.error("killing the engine: no step for %.1f s", age_s)
+                self._process.kill()
+                await link.lost.wait()
+
+    async def _reap(self) -> int | None:
+        """Closes the connection, waits for the process to go, and makes it go if it will not."""
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        try:
+            return await asyncio.to_thread(process.wait, CLOSE_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return await asyncio.to_thread(process.wait)
+
+    def _lose(self, status: int | None) -> None:
+        if self._phase is not EngineState.DRAINING:
+            self._phase = EngineState.DEAD
+        _log.error("the engine is gone (exit status %s); %d open requests fail", status, len(self._streams))
+        self._end_all("the engine stopped while this request was open; it is being restarted")
+
+    def _connection_lost(self, link: _Link) -> None:
+        if self._link is link:
+            self._link = None
+            link.close()
+            if self._phase is EngineState.READY:
+                self._phase = EngineState.DEAD
+            self._end_all("the engine stopped while this request was open; it is being restarted")
+
+    def _end_all(self, why: str) -> None:
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream._end(Failed(EngineDied(why)))
+        asked, self._asked = self._asked, {}
+        for answer in asked.values():
+            if not answer.done():
+                answer.set_exception(EngineDied("the engine stopped"))
+        self._idle.set()
+
+    # --- what the engine says ---
+
+    def _handle(self, message: m.FromEngine) -> None:
+        match message:
+            case m.Events(steps, events):
+                self._progressed(steps)
+                for wire in events:
+                    self._deliver(wire)
+            case m.Pong(steps, has_work):
+                if steps != self._steps or not has_work:
+                    self._progressed(steps)
+            case m.Stats(ask, stats):
+                answer = self._asked.pop(ask, None)
+                if answer is not None and not answer.done():
+                    answer.set_result(stats)
+            case _:
+                raise m.ProtocolBroken("the engine introduced itself twice")
+
+    def _progressed(self, steps: int) -> None:
+        self._steps = steps
+        self._progress_at_s = self._clock.now_s()
+
+    def _deliver(self, wire: m.Tokens | m.Ended) -> None:
+        stream = self._streams.get(wire.request_id)
+        if stream is None:
+            raise m.ProtocolBroken("the engine speaks of a request that is not open")
+        stream._put(m.unpack_event(wire))
+        if isinstance(wire, m.Ended):
+            del self._streams[wire.request_id]
+            if not self._streams:
+                self._idle.set()
+
+
+class _Link(asyncio.Protocol):
+    """One connection to one engine process. Anything but a message is treated as a death."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+        self._frames = m.Frames()
+        self._transport: asyncio.Transport | None = None
+        self.lost = asyncio.Event()
+        self.ready: asyncio.Future[StartReport] = asyncio.get_running_loop().create_future()
+
+    @property
+    def unsent_bytes(self) -> int:
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if isinstance(transport, asyncio.Transport):
+            self._transport = transport
+
+    def send(self, message: m.ToEngine) -> None:
+        if self._transport is not None and not self.lost.is_set():
+            self._transport.write(m.frame(message))
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for body in self._frames.feed(data):
+                message = m.decode_from_engine(body)
+                if self.ready.done():
+                    self._client._handle(message)
+                else:
+                    self._introduced(message)
+        except m.ProtocolBroken as error:
+            _log.error("dropping the engine: %s", error)
+            self.close()
+            self._gone()
+
+    def _introduced(self, message: m.FromEngine) -> None:
+        match message:
+            case m.Ready(version, report) if version == m.PROTOCOL_VERSION:
+                self.ready.set_result(report)
+            case m.SetupFailed(wire):
+                error = m.unpack_error(wire)
+                self.ready.set_exception(error if isinstance(error, SetupError) else EngineDied(str(error)))
+            case _:
+                raise m.ProtocolBroken("the engine's first message was not an introduction of this version")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._gone()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def _gone(self) -> None:
+        if not self.ready.done():
+            self.ready.set_exception(EngineDied("the engine process ended before it was ready; its log says why"))
+        if not self.lost.is_set():
+            self.lost.set()
+            self._client._connection_lost(self)

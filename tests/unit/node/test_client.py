@@ -1,0 +1,193 @@
+"""The engine process and its client: one end per stream, deaths survived, hangs seen."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from kvseal.core.config import EngineConfig
+from kvseal.core.errors import ContextLengthExceeded, DeadlineExceeded, Draining, EngineDied, ModelNotFound
+from kvseal.core.events import EndedEvent, Event, TokensEvent
+from kvseal.core.ids import RequestId, Scope
+from kvseal.core.outcome import Cancelled, Completed, Failed, FinishReason, Outcome, Refused
+from kvseal.core.request import Request
+from kvseal.node.client import EngineClient, EngineState, RequestStream
+
+LAB = "kvseal.lab.engine_process"
+
+
+def request(name: str, *, prompt: tuple[int, ...] = (5, 6, 7), output: int = 4, deadline_s: float | None = None) -> Request:
+    return Request(
+        request_id=RequestId(name), prompt_tokens=prompt, max_output_tokens=output, scope=Scope(bytes(16)), deadline_s=deadline_s
+    )
+
+
+@asynccontextmanager
+async def engine(model: str = "echo", *, stall_after_s: float = 20.0) -> AsyncIterator[EngineClient]:
+    client = await EngineClient.start(EngineConfig(model=Path(model)), module=LAB, stall_after_s=stall_after_s)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def read(stream: RequestStream) -> tuple[list[int], Outcome]:
+    events: list[Event] = [event async for event in stream]
+    end = events[-1]
+    assert isinstance(end, EndedEvent)
+    assert sum(isinstance(event, EndedEvent) for event in events) == 1
+    return [token for event in events if isinstance(event, TokensEvent) for token in event.tokens], end.outcome
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def run(body: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(40):
+            await body()
+
+    asyncio.run(bounded())
+
+
+def test_many_requests_each_get_their_own_answer() -> None:
+    async def body() -> None:
+        async with engine() as client:
+            assert client.state is EngineState.READY
+            streams = [client.submit(request(f"r{i}", prompt=(i, i + 1), output=5)) for i in range(20)]
+            answers = await asyncio.gather(*map(read, streams))
+            for i, (tokens, outcome) in enumerate(answers):
+                assert tokens == [i, i + 1, i, i + 1, i]
+                assert isinstance(outcome, Completed) and outcome.reason is FinishReason.LENGTH
+                assert (outcome.usage.prompt_tokens, outcome.usage.completion_tokens) == (2, 5)
+            assert client.open_requests == 0
+            assert (await client.stats()).outcomes == {"completed": 20}
+
+    run(body)
+
+
+def test_refusal_deadline_and_cancel_keep_their_types() -> None:
+    async def body() -> None:
+        async with engine("echo-slow") as client:
+            long = client.submit(request("long", output=8_190))
+            late = client.submit(request("late", output=1_000, deadline_s=0.2))
+            left = client.submit(request("left", output=1_000))
+            left.cancel()
+            tokens, refused = await read(long)
+            assert tokens == [] and isinstance(refused, Refused) and isinstance(refused.error, ContextLengthExceeded)
+            assert refused.error.details["prompt_tokens"] == 3
+            assert isinstance((await read(left))[1], Cancelled)
+            _, failed = await read(late)
+            assert isinstance(failed, Failed) and isinstance(failed.error, DeadlineExceeded)
+
+    run(body)
+
+
+def test_setup_error_reaches_the_caller_with_its_own_text() -> None:
+    async def body() -> None:
+        with pytest.raises(ModelNotFound, match="no model 'nowhere'"):
+            await EngineClient.start(EngineConfig(model=Path("nowhere")), module=LAB)
+
+    run(body)
+
+
+def test_killed_engine_fails_open_requests_at_once_and_is_replaced() -> None:
+    async def body() -> None:
+        async with engine("echo-slow") as client:
+            open_streams = [client.submit(request(f"r{i}", output=5_000)) for i in range(5)]
+            await anext(open_streams[0])
+            assert client.pid is not None
+            os.kill(client.pid, signal.SIGKILL)
+            for stream in open_streams:
+                _, outcome = await asyncio.wait_for(read(stream), 2)
+                assert isinstance(outcome, Failed) and isinstance(outcome.error, EngineDied)
+            assert client.state is not EngineState.READY
+            _, meanwhile = await read(client.submit(request("meanwhile")))
+            assert isinstance(meanwhile, Refused) and isinstance(meanwhile.error, EngineDied)
+            await until(lambda: client.state is EngineState.READY)
+            assert client.restarts == 1
+            tokens, _ = await read(client.submit(request("again")))
+            assert tokens == [5, 6, 7, 5]
+
+    run(body)
+
+
+def test_stopped_engine_is_seen_and_continues_or_is_replaced() -> None:
+    async def body() -> None:
+        async with engine("echo-slow", stall_after_s=0.4) as client:
+            stream = client.submit(request("r", output=20))
+            await anext(stream)
+            assert client.pid is not None
+            os.kill(client.pid, signal.SIGSTOP)
+            await until(lambda: client.state is EngineState.STALLED, 2)
+            os.kill(client.pid, signal.SIGCONT)
+            await until(lambda: client.state is EngineState.READY, 2)
+            assert isinstance((await read(stream))[1], Completed)
+
+            hung = client.submit(request("hung", output=1_000))
+            await anext(hung)
+            os.kill(client.pid, signal.SIGSTOP)
+            _, outcome = await asyncio.wait_for(read(hung), 6)
+            assert isinstance(outcome, Failed) and isinstance(outcome.error, EngineDied)
+            await until(lambda: client.state is EngineState.READY and client.restarts == 1)
+
+    run(body)
+
+
+def test_drain_finishes_what_is_open_and_refuses_what_is_new() -> None:
+    async def body() -> None:
+        async with engine("echo-slow") as client:
+            stream = client.submit(request("open", output=6))
+            await anext(stream)
+            drained = asyncio.create_task(client.drain(5))
+            await asyncio.sleep(0)
+            _, refused = await read(client.submit(request("new")))
+            assert isinstance(refused, Refused) and isinstance(refused.error, Draining)
+            assert isinstance((await read(stream))[1], Completed)
+            assert await drained
+
+    run(body)
+
+
+def test_drain_cancels_what_does_not_end_in_time() -> None:
+    async def body() -> None:
+        async with engine("echo-slow") as client:
+            stream = client.submit(request("open", output=8_000))
+            assert not await client.drain(0.1)
+            assert isinstance((await read(stream))[1], Cancelled)
+
+    run(body)
+
+
+def test_close_ends_every_stream() -> None:
+    async def body() -> None:
+        async with engine("echo-slow") as client:
+            stream = client.submit(request("open", output=8_000))
+        _, outcome = await read(stream)
+        assert isinstance(outcome, Failed)
+        assert client.state is EngineState.CLOSED
+        with pytest.raises(EngineDied):
+            await client.stats()
+
+    run(body)
+
+
+def test_terminated_engine_finishes_what_is_open() -> None:
+    async def body() -> None:
+        async with engine("echo-slow") as client:
+            stream = client.submit(request("open", output=6))
+            await anext(stream)
+            assert client.pid is not None
+            os.kill(client.pid, signal.SIGTERM)
+            assert isinstance((await read(stream))[1], Completed)
+
+    run(body)

@@ -6,8 +6,7 @@ bytes themselves. Law L10: `ModelWeights.digest` names the content, so that K an
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -97,5 +96,3 @@ class ModelWeights:
     """32 bytes that name these weights and everything else that changes K and V (L10)."""
     bytes: int
     """Size of the tensors as stored."""
-    close: Callable[[], None] = field(default=lambda: None, repr=False)
-    """Lets go of the mapped files, once no source is in use any more."""

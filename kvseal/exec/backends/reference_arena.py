@@ -1,0 +1,173 @@
+"""The reference backend's arena: NumPy views of seals and payload, the checks, and the storage of the four KV dtypes.
+
+Owns the memory and everything that is laid out in it, as `kv.geometry` and `kv.seal` say. Never computes attention.
+Laws L3-L7, L10: `check_write` and `check_read` are the twins of native/seal.h; `write` moves `filled` last (L5).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvseal.core.errors import LawBroken
+from kvseal.core.laws import Law
+from kvseal.exec.backend import Float32, Int32, SealCheck
+from kvseal.kv.geometry import KVDtype, KVGeometry
+from kvseal.kv.seal import SEAL_BYTES, SEAL_DTYPE, SEAL_MAGIC
+
+Float64 = npt.NDArray[np.float64]
+
+_ELEMENT_DTYPES = {KVDtype.FP32: np.float32, KVDtype.FP16: np.float16, KVDtype.INT8: np.int8, KVDtype.INT4: np.uint8}
+_LARGEST = {KVDtype.INT8: 127.0, KVDtype.INT4: 7.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the seal of a page must say to this row."""
+
+    nonce: int
+    scope: tuple[int, int]
+    format: int
+    ordinal: int
+    layer: int
+
+
+class ReferenceArena:
+    """See `kvseal.exec.backend.Arena`."""
+
+    def __init__(self, geometry: KVGeometry, pages: int) -> None:
+        self._geometry = geometry
+        self.pages = pages
+        self.memory: npt.NDArray[np.uint8] = np.zeros((pages, geometry.page_bytes), dtype=np.uint8)
+        self._seals = self._view(SEAL_DTYPE, 0, ())
+        heads, slots, dtype = geometry.kv_heads, geometry.page_tokens, np.dtype(_ELEMENT_DTYPES[geometry.kv_dtype])
+        stored = geometry.head_dim // 2 if geometry.kv_dtype is KVDtype.INT4 else geometry.head_dim
+        runs = [SEAL_BYTES, SEAL_BYTES + geometry.run_bytes]
+        self._elements = [self._view(dtype, start, (heads, slots, stored)) for start in runs]
+        self._scales = (
+            [self._view(np.dtype(np.float32), start + geometry.element_run_bytes, (heads, slots)) for start in runs]
+            if geometry.kv_dtype.scale_bytes
+            else []
+        )
+
+    def close(self) -> None:
+        """Nothing to do: the memory goes with its last view."""
+
+    def check_write(self, page: int, want: Expected, slot: int, ledger_nonce: int) -> SealCheck:
+        """May `slot` be written next? Slot 0 begins a hand-out: the ledger must know it and the seal must not."""
+        seal = self._seals[page, want.layer]
+        if slot == 0:
+            if ledger_nonce != want.nonce or want.nonce == 0:
+                return SealCheck.LEDGER
+            return SealCheck.REUSED if int(seal["nonce"]) == want.nonce else SealCheck.CLEAN
+        identity = self._identity(page, want)
+        if identity is not SealCheck.CLEAN:
+            return identity
+        if int(seal["filled"]) != slot:
+            return SealCheck.FILLED
+        return SealCheck.REUSED if seal["digest"].any() else SealCheck.CLEAN
+
+    def check_read(self, page: int, want: Expected, needed_slots: int) -> SealCheck:
+        identity = self._identity(page, want)
+        if identity is not SealCheck.CLEAN:
+            return identity
+        return SealCheck.CLEAN if int(self._seals[page, want.layer]["filled"]) >= needed_slots else SealCheck.FILLED
+
+    def _identity(self, page: int, want: Expected) -> SealCheck:
+        seal = self._seals[page, want.layer]
+        for check, found, wanted in (
+            (SealCheck.MAGIC, int(seal["magic"]), SEAL_MAGIC),
+            (SealCheck.NONCE, int(seal["nonce"]), want.nonce),
+            (SealCheck.SCOPE, tuple(int(x) for x in seal["scope"]), want.scope),
+            (SealCheck.FORMAT, int(seal["format"]), want.format),
+            (SealCheck.LAYER, int(seal["layer"]), want.layer),
+            (SealCheck.ORDINAL, int(seal["ordinal"]), want.ordinal),
+        ):
+            if found != wanted:
+                return check
+        return SealCheck.CLEAN
+
+    def write(self, page: int, want: Expected, slot: int, k: Float32, v: Float32) -> None:
+        """Stores [kv_heads, head_dim] K and V, then writes the seal (slot 0), then moves `filled`."""
+        for side, vectors in enumerate((k, v)):
+            elements, scales = _encode(vectors, self._geometry.kv_dtype)
+            self._elements[side][page, want.layer, :, slot] = elements
+            if scales is not None:
+                self._scales[side][page, want.layer, :, slot] = scales
+        seal = self._seals[page : page + 1, want.layer]
+        if slot == 0:
+            seal["magic"], seal["nonce"], seal["scope"] = SEAL_MAGIC, want.nonce, want.scope
+            seal["format"], seal["ordinal"], seal["layer"] = want.format, want.ordinal, want.layer
+            seal["digest"] = 0
+        seal["filled"] = slot + 1
+
+    def read(self, pages: npt.NDArray[np.int64], layer: int) -> tuple[Float64, Float64]:
+        """K and V of these pages in order: [kv_heads, pages * page_tokens, head_dim] each."""
+        sides = []
+        for side in range(2):
+            scales = self._scales[side][pages, layer] if self._scales else None
+            vectors = _decode(self._elements[side][pages, layer], scales, self._geometry.kv_dtype)
+            sides.append(vectors.swapaxes(0, 1).reshape(self._geometry.kv_heads, -1, self._geometry.head_dim))
+        return sides[0], sides[1]
+
+    def seal_digests(self, pages: Int32) -> npt.NDArray[np.uint8]:
+        """[n, 16]. Raises LawBroken (L7) for a page that is not full in every layer."""
+        out = np.zeros((len(pages), 16), dtype=np.uint8)
+        for index, page in enumerate(pages):
+            if (self._seals[page]["filled"] != self._geometry.page_tokens).any():
+                raise LawBroken(Law.L7, f"page {int(page)} is not full and cannot be sealed")
+            sections = self.memory[page].reshape(self._geometry.layers, self._geometry.section_bytes)
+            fold = hashlib.blake2b(digest_size=16)
+            for layer, section in enumerate(sections):
+                digest = hashlib.blake2b(section[SEAL_BYTES:].tobytes(), digest_size=16).digest()
+                self._seals[page : page + 1, layer]["digest"] = np.frombuffer(digest, dtype="<u8")
+                fold.update(digest)
+            out[index] = np.frombuffer(fold.digest(), dtype=np.uint8)
+        return out
+
+    def wipe(self, pages: Int32) -> None:
+        self.memory[pages] = 0
+
+    def _view(self, dtype: np.dtype[Any], start: int, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+        """[pages, layers, *shape] of `dtype`, `start` bytes into every section."""
+        inner = [dtype.itemsize]
+        for length in reversed(shape[1:]):
+            inner.insert(0, inner[0] * length)
+        geometry = self._geometry
+        return np.ndarray(
+            (self.pages, geometry.layers, *shape),
+            dtype=dtype,
+            buffer=self.memory.reshape(-1).data,
+            offset=start,
+            strides=(geometry.page_bytes, geometry.section_bytes, *inner[: len(shape)]),
+        )
+
+
+def _encode(vectors: Float32, dtype: KVDtype) -> tuple[npt.NDArray[np.generic], Float32 | None]:
+    """[heads, head_dim] -> stored elements and, for integers, [heads] scales: the largest magnitude maps to the largest integer."""
+    if dtype is KVDtype.FP32:
+        return vectors, None
+    if dtype is KVDtype.FP16:
+        return vectors.astype(np.float16), None
+    scales = np.abs(vectors).max(axis=-1) / np.float32(_LARGEST[dtype])
+    inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales > 0)
+    integers = np.rint(vectors * inverse[:, None]).astype(np.int8)
+    if dtype is KVDtype.INT8:
+        return integers, scales
+    nibbles = (integers + 8).astype(np.uint8)
+    return nibbles[:, 0::2] | (nibbles[:, 1::2] << 4), scales
+
+
+def _decode(elements: npt.NDArray[np.generic], scales: npt.NDArray[np.generic] | None, dtype: KVDtype) -> Float64:
+    """[..., stored] -> [..., head_dim]; scales [...]."""
+    if scales is None:
+        return elements.astype(np.float64)
+    integers = elements
+    if dtype is KVDtype.INT4:
+        packed = elements.astype(np.uint8)
+        integers = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1).astype(np.int8) - np.int8(8)
+    return integers.astype(np.float64) * scales.astype(np.float64)[..., None]

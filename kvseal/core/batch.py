@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvseal.core.errors import BrokenSeal
+from kvseal.core.errors import BrokenSeal, Unavailable
 from kvseal.core.ids import RequestId, Scope
 from kvseal.core.request import SamplingParams
 
@@ -88,6 +88,8 @@ class RowResult:
     page_digests: tuple[bytes, ...] = ()
     """16 bytes for each page that this row filled, in order: the evidence that `commit` needs to seal it (L7)."""
     broken: BrokenSeal | None = None
+    failed: Unavailable | None = None
+    """The row's seals are whole, yet no token could be chosen: the request ends `Failed`. Nothing else in the result may be used."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@
     |  |- Draining
     |  |- EngineDied
     |  |- DeadlineExceeded
+    |  |- SamplingFailed       the model's output is not finite, or no token may be chosen
     |  `- KVTransferFailed     (L9)
     |- BrokenSeal              a read or write that did not match its seal (L3-L7, L10); ends that request alone
     `- LawBroken               our own bug, caught: a double release, an unknown transition (L2, L8, L11)
@@ -207,6 +208,14 @@ class DeadlineExceeded(Unavailable):
     status = 504
     type = "timeout_error"
     code = "deadline_exceeded"
+    retry_after_s = None
+
+
+class SamplingFailed(Unavailable):
+    """No token can be chosen: the model's output is not finite, or every token is ruled out. Ends that request alone."""
+
+    status = 500
+    code = "sampling_failed"
     retry_after_s = None
 
 

@@ -41,7 +41,7 @@ class Ledger:
         self.pins = np.zeros(pages, np.uint32)
         self.tickets = np.zeros(pages, np.uint32)
         self.filled = np.zeros(pages, np.uint16)
-        """Committed slots, page_tokens once sealed."""
+        """Committed slots: page_tokens once sealed; of a leased page, as of the last audit (the kernels keep the count per token)."""
         self.ordinal = np.zeros(pages, np.uint32)
         self.scope = np.zeros((pages, 2), np.uint64)
         self.digest = np.zeros((pages, 2), np.uint64)

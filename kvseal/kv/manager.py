@@ -181,6 +181,11 @@ class KVManager:
         copy of each run, and a request's table is a path of the tree. Raises `LawBroken` (L5, L7) on counts that do not match.
         """
         table = grant.table
+        if len(tokens) == 1 and end_tokens % self._page_tokens and table.valid_tokens + 1 == end_tokens <= grant.room_tokens:
+            if not page_digests:  # one token inside a page: nearly every commit there is
+                table.valid_tokens = end_tokens
+                grant.tokens.append(tokens[0])
+                return
         self._require_open(grant)
         first_page, full_pages = table.valid_tokens // self._page_tokens, end_tokens // self._page_tokens
         if len(tokens) != end_tokens - table.valid_tokens:
@@ -191,9 +196,6 @@ class KVManager:
         grant.tokens.extend(tokens)
         if page_digests:
             self._seal(grant, first_page, page_digests)
-        filled = end_tokens - full_pages * self._page_tokens
-        if filled:
-            self.pool.commit(grant.lease, table.stamps[2 * full_pages], filled)
 
     def trim(self, grant: Grant, tokens: int) -> int:
         """Takes back the tokens from position `tokens` on; returns how many are valid now: a page is written once, front to back, so
@@ -220,6 +222,7 @@ class KVManager:
         quarantine if this grant holds it, and whatever was computed from it is never hit again (L12)."""
         self._require_open(grant)
         grant.open = False
+        grant.room_tokens = 0  # nothing can be committed to it any more
         self._grants.pop(grant.request_id, None)
         if broken is not None:
             self.broken_seals[broken.law] += 1
@@ -255,6 +258,10 @@ class KVManager:
 
     def check(self, memory: npt.NDArray[np.uint8] | None = None) -> None:
         """Proves the laws over pool, cache and live grants; with the arena's memory [pages, page_bytes], over the seals too. O(pool)."""
+        for grant in self._grants.values():
+            full, filled = divmod(grant.table.valid_tokens, self._page_tokens)
+            if filled:
+                self.pool.commit(grant.lease, grant.table.stamps[2 * full], filled)
         self.pool.check(memory)
         self.cache.check()
         ledger = self.pool.ledger
@@ -287,8 +294,6 @@ class KVManager:
 
     def _seal(self, grant: Grant, first_page: int, digests: Sequence[bytes]) -> None:
         size = self._page_tokens
-        for page in grant.lease.stamps[: 2 * len(digests) : 2]:
-            self.pool.commit(grant.lease, page, size)
         sealed = self.pool.seal(grant.lease, grant.pin, digests)
         parent = grant.table.stamps[2 * first_page - 2] if first_page else None
         if parent is not None and not self.cache.holds(parent):

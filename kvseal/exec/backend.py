@@ -116,7 +116,9 @@ class Backend(Protocol):
 
     spec: ModelSpec
     geometry: KVGeometry
-    arena: Arena
+
+    @property
+    def arena(self) -> Arena: ...
 
     def forward(self, step: StepArrays) -> StepOutput:
         """Appends K and V of every new token to its pages, sealing slot by slot, and computes the hidden states."""

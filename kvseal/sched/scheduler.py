@@ -1,0 +1,473 @@
+"""The scheduler: which tokens are computed next, for whom, and what became of them.
+
+Owns every sequence from submission to its one end (L11), the order among them and the decisions to admit and to preempt. Its only door to
+pages is `KVManager`; it sees neither pool nor tree nor array, does no I/O and asks no clock but the one handed in.
+
+There are no phases. A sequence has tokens and computed tokens, and each step brings the second closer to the first: one token for those
+that decode, a chunk for those that do not yet. Decode rows come first, prefill chunks share what is left of `chunk_tokens`, admissions what
+is left of that. An admission reserves the pages of all tokens that exist (all or nothing) and leaves room for the forecast growth of
+everybody (`policy`), so that preemption is rare. When pages run short all the same, the last in order gives way: its sealed pages stay
+in the prefix cache, the rest it computes again, to the same bits (L13).
+
+Progress. The first in order is never preempted and gets every page that others can give; a request that fits the pool alone (L1, checked
+at `submit`) therefore always ends. If even that fails, because pages were quarantined meanwhile, it fails with an error; it never hangs.
+
+Sharing. A request whose prompt begins like one that is being prefilled waits for those pages instead of computing them twice: for one
+prefill at most, and at most `policy.MAX_OVERTAKEN` may pass it meanwhile.
+
+Laws: L1 (closed admission), L5 (lengths move by commit, after evidence), L6 (each result row carries the id of its batch row), L8 (what a
+step in flight touches is ticketed before it is dropped), L11, L12 (a broken seal ends its own request, before its token leaves).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from operator import attrgetter
+
+from kvseal.core.batch import Batch, BatchResult, Row, RowResult
+from kvseal.core.clock import Clock
+from kvseal.core.errors import BrokenSeal, DeadlineExceeded, LawBroken, Overloaded, RequestError, Unavailable
+from kvseal.core.events import EndedEvent, Event, TokensEvent
+from kvseal.core.ids import RequestId
+from kvseal.core.laws import Law
+from kvseal.core.outcome import Cancelled, Completed, Failed, FinishReason, Outcome, Refused
+from kvseal.core.request import Request
+from kvseal.kv.capacity import NeverFits
+from kvseal.kv.handles import Ticket
+from kvseal.kv.manager import KVManager
+from kvseal.kv.prefix_key import PackedTokens
+from kvseal.sched import policy
+from kvseal.sched.line import WaitingLine
+from kvseal.sched.sequence import Decoding, Ended, Prefilling, Sequence, Waiting
+
+_SHARERS_PER_STEP = 16
+"""How many waiting sequences may be set aside in one step to share a prefill; bounds the work of a step."""
+
+_KEY = attrgetter("key")
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    """Counts from the start; read by `node.engine` for its stats."""
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    queried_tokens: int = 0
+    """Prompt tokens looked up in the prefix cache, first admissions only."""
+    cached_tokens: int = 0
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    broken_seals: dict[str, int] = field(default_factory=dict)
+    outcomes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("completed", "refused", "cancelled", "failed"), 0))
+
+
+class Scheduler:
+    def __init__(self, kv: KVManager, clock: Clock, *, chunk_tokens: int, max_running: int, max_queued: int, page_tokens: int) -> None:
+        self.counters = SchedulerCounters()
+        self._kv = kv
+        self._clock = clock
+        self._chunk_tokens = chunk_tokens
+        self._max_running = min(max_running, chunk_tokens)  # each that runs gets at least one token a step
+        self._max_queued = max_queued
+        self._page_tokens = page_tokens
+        self._open: dict[RequestId, Sequence] = {}
+        self._line = WaitingLine()
+        self._running: list[Sequence] = []
+        """In fair order: the last one is the victim."""
+        self._prefilling = 0
+        self._blocked = False
+        """The head of the line did not fit, and nothing has been given back since."""
+        self._deadlines: list[tuple[float, int, Sequence]] = []
+        self._lengths = policy.LengthHistory()
+        self._arrivals = 0
+        self._pace = _Pace()
+        self._batch: Batch | None = None
+        self._flight: list[Sequence] = []
+        self._tickets: list[Ticket] = []
+        self._events: list[Event] = []
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._line)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request is open or an event has not been taken."""
+        return bool(self._open or self._events)
+
+    # --- requests come and go ---
+
+    def submit(self, request: Request) -> Refused | None:
+        """None: it waits in line. `Refused`: nothing was reserved (L1). Raises `LawBroken` (L11) for an id that is open."""
+        if request.request_id in self._open:
+            raise LawBroken(Law.L11, f"request {request.request_id} is submitted twice")
+        verdict = self._kv.capacity.verdict(
+            len(request.prompt_tokens), request.max_output_tokens, quarantined_pages=self._kv.usage().quarantined
+        )
+        if isinstance(verdict, NeverFits):
+            return self.refuse(verdict.error())
+        now_s = self._clock.now_s()
+        if len(self._line) >= self._max_queued + max(0, self._max_running - len(self._running)):
+            return self.refuse(self._overloaded())
+        self._arrivals += 1
+        sequence = Sequence(request, self._arrivals, policy.order_key(self._arrivals, request.priority))
+        self._open[request.request_id] = sequence
+        self._line.push(sequence)
+        if self._line.first() is sequence:
+            self._blocked = False
+        if request.deadline_s is not None:
+            heappush(self._deadlines, (now_s + request.deadline_s, self._arrivals, sequence))
+        return None
+
+    def refuse(self, error: RequestError | Unavailable) -> Refused:
+        """Counts it; nothing else has happened."""
+        self.counters.outcomes["refused"] += 1
+        return Refused(error)
+
+    def cancel(self, request_id: RequestId) -> None:
+        """Gives its pages back at once (those of a step in flight drain until `apply`). An id that is not open has ended: no effect."""
+        sequence = self._open.get(request_id)
+        if sequence is not None:
+            self._end(sequence, Cancelled(sequence.usage))
+
+    def take_events(self) -> list[Event]:
+        """Events that no `apply` has returned: ends by cancellation or deadline while nothing was computed."""
+        events, self._events = self._events, []
+        return events
+
+    # --- one step ---
+
+    def schedule(self) -> Batch:
+        """The next step. Empty: there is nothing to compute now, and `apply` is not called. Raises `LawBroken` (L8) in flight."""
+        if self._batch is not None:
+            raise LawBroken(Law.L8, "a step is scheduled while another is in flight")
+        if self._deadlines:
+            self._expire()
+        preemptions = self.counters.preemptions
+        rows: list[Row] = []
+        self._flight = []
+        self._decode_rows(rows)
+        left = self._chunk_tokens - len(rows)
+        if self._prefilling:
+            left = self._prefill_rows(rows, left)
+        if not self._blocked and self.counters.preemptions == preemptions:
+            self._admit(rows, left)
+        batch = Batch(self.counters.steps + 1, tuple(rows))
+        if rows:
+            self._batch = batch
+        return batch
+
+    def apply(self, result: BatchResult) -> list[Event]:
+        """Moves every sequence by what was really computed; returns all events since the last call. Raises `LawBroken` (L6)."""
+        batch = self._batch
+        if batch is None or result.step != batch.step or len(result.rows) != len(batch.rows):
+            raise LawBroken(Law.L6, "the result is not that of the batch in flight")
+        for row, out in zip(batch.rows, result.rows, strict=True):
+            if out.request_id != row.request_id:
+                raise LawBroken(Law.L6, f"a result row bears the id {out.request_id}, its batch row {row.request_id}")
+        self._batch = None
+        self.counters.steps += 1
+        for ticket in self._tickets:
+            ticket.release()
+        self._tickets.clear()
+        for sequence, row, out in zip(self._flight, batch.rows, result.rows, strict=True):
+            if out.broken is not None:
+                self._break(sequence, out.broken)
+            elif type(sequence.state) is not Ended:
+                self._advance(sequence, row, out)
+        self._flight = []
+        return self.take_events()
+
+    # --- rows ---
+
+    def _decode_rows(self, rows: list[Row]) -> None:
+        """One token for everybody who decodes, oldest first. Victims come from the end of the list, so none of them has a row yet."""
+        flight = self._flight
+        for sequence in self._running:
+            state = sequence.state
+            if type(state) is not Decoding:
+                continue
+            start = sequence.computed_tokens
+            if start >= sequence.room_tokens and not self._grow(sequence, start + 1):
+                continue
+            tokens = sequence.tokens
+            rows.append(
+                Row(
+                    sequence.request_id,
+                    tokens[start:],
+                    start,
+                    state.grant.table,
+                    sequence.sampling,
+                    True,
+                    tokens,
+                    sequence.prompt_tokens,
+                )
+            )
+            flight.append(sequence)
+
+    def _prefill_rows(self, rows: list[Row], left: int) -> int:
+        for sequence in self._running:
+            if left and type(sequence.state) is Prefilling:
+                left = self._chunk(sequence, rows, left)
+        return left
+
+    def _chunk(self, sequence: Sequence, rows: list[Row], left: int) -> int:
+        start, tokens = sequence.computed_tokens, sequence.tokens
+        end = min(len(tokens), start + left)
+        row = Row(
+            sequence.request_id,
+            tokens[start:end],
+            start,
+            sequence.grant.table,
+            sequence.sampling,
+            end == len(tokens),
+            tokens,
+            sequence.prompt_tokens,
+        )
+        rows.append(row)
+        self._flight.append(sequence)
+        return left - (end - start)
+
+    def _grow(self, sequence: Sequence, end_tokens: int) -> bool:
+        """Room up to `end_tokens`, taken from those last in order if need be; False when the sequence has no row this step."""
+        grant = sequence.grant
+        while not self._kv.grow(grant, end_tokens):
+            if self._running[-1] is sequence and len(self._running) == 1:
+                self._starve(sequence)
+                return False
+            victim = self._running[-1]
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        sequence.room_tokens = grant.room_tokens
+        return True
+
+    def _preempt(self, victim: Sequence) -> None:
+        self._leave_running(victim)
+        self._kv.drop(victim.preempt())
+        self._line.push(victim)
+        self._blocked = False
+        self.counters.preemptions += 1
+
+    def _starve(self, sequence: Sequence) -> None:
+        """Alone, and still short of pages: either some are draining and come back, or they are out of use and it must fail."""
+        if not self._kv.usage().draining:
+            why = "cache pages were put out of use while the request ran, and what is left cannot hold it"
+            self._end(sequence, Failed(Unavailable(why)))
+
+    # --- admission ---
+
+    def _admit(self, rows: list[Row], left: int) -> None:
+        aside: list[Sequence] = []
+        while left and len(self._running) < self._max_running and len(aside) < _SHARERS_PER_STEP:
+            sequence = self._line.first()
+            if sequence is None:
+                break
+            if self._shares_prefill(sequence):
+                aside.append(self._line.pop())
+                continue
+            if not self._try_admit(sequence):
+                break
+            self._line.pop()
+            for passed in aside:
+                passed.overtaken += 1
+            left = self._chunk(sequence, rows, left)
+        for sequence in aside:
+            self._line.push(sequence)
+
+    def _try_admit(self, sequence: Sequence) -> bool:
+        reuse = self._reuses(sequence)
+        cached = self._probe(sequence) if reuse else 0
+        grant = self._kv.admit(
+            sequence.request_id,
+            sequence.request.scope,
+            self._packed(sequence),
+            first_tokens=len(sequence.tokens) - cached,
+            reuse=reuse,
+            reserve_pages=self._reserve_pages(sequence),
+        )
+        if grant is None:
+            self._blocked = bool(self._running)
+            if not self._running and not self._kv.usage().draining:
+                self._end(sequence, Failed(Unavailable("cache pages were put out of use, and what is left cannot hold the request")))
+            return False
+        sequence.admit(grant)
+        insort(self._running, sequence, key=_KEY)
+        self._prefilling += 1
+        counters = self.counters
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = grant.cached_tokens
+            counters.prompt_tokens += sequence.prompt_tokens
+            counters.cached_tokens += grant.cached_tokens
+            counters.queried_tokens += sequence.prompt_tokens if reuse else 0
+        else:
+            counters.recomputed_tokens += max(0, sequence.lost_tokens - grant.cached_tokens)
+        return True
+
+    def _packed(self, sequence: Sequence) -> PackedTokens:
+        if sequence.packed is None:
+            sequence.packed = self._kv.pack(sequence.tokens)
+        return sequence.packed
+
+    def _probe(self, sequence: Sequence) -> int:
+        return self._kv.probe(sequence.request.scope, self._packed(sequence))
+
+    def _reserve_pages(self, candidate: Sequence) -> int:
+        """Pages to leave for the forecast growth of all who run and of the candidate. 0 when nobody runs: the first always starts."""
+        if not self._running:
+            return 0
+        forecasts = [self._forecast(sequence) for sequence in self._running]
+        forecasts.append(self._forecast(candidate))
+        return -(-policy.peak_growth_tokens(forecasts) // self._page_tokens)
+
+    def _forecast(self, sequence: Sequence) -> tuple[int, int]:
+        produced = sequence.output_tokens
+        most = sequence.request.max_output_tokens - produced
+        if sequence.sampling.stop_token_ids:
+            most = self._lengths.remaining(produced, most, sequence.arrival)
+        return most, max(sequence.room_tokens, len(sequence.tokens)) - (sequence.cached_tokens or 0)
+
+    def _reuses(self, sequence: Sequence) -> bool:
+        """Prompt logprobs need every prompt position computed: until they are complete, nothing is read from the cache."""
+        return sequence.sampling.prompt_logprobs is None or len(sequence.prompt_logprobs) == sequence.prompt_tokens
+
+    def _shares_prefill(self, sequence: Sequence) -> bool:
+        """Whether to wait for the prefill of another that begins with the same tokens (module's docstring: Sharing)."""
+        if not self._prefilling or sequence.overtaken >= policy.MAX_OVERTAKEN or not self._reuses(sequence):
+            return False
+        first = sequence.deferred_to
+        for other in self._running if first is None else (first,):
+            if type(other.state) is not Prefilling or other.request.scope != sequence.request.scope:
+                continue
+            shared = policy.shared_tokens(sequence.tokens, other.tokens, self._page_tokens)
+            if shared <= other.computed_tokens:
+                continue
+            if policy.worth_sharing(shared, self._probe(sequence)):
+                sequence.deferred_to = other
+                return True
+        return False
+
+    # --- results ---
+
+    def _advance(self, sequence: Sequence, row: Row, out: RowResult) -> None:
+        if out.failed is not None:
+            self._end(sequence, Failed(out.failed))
+            return
+        end = row.start + len(row.tokens)
+        state = sequence.state
+        self._kv.commit(sequence.grant, row.tokens, end, out.page_digests)
+        sequence.computed_tokens = end
+        if type(state) is Prefilling:
+            if sequence.sampling.prompt_logprobs is not None:
+                self._collect_prompt_logprobs(sequence, row, out)
+            if not row.samples:
+                return
+            sequence.decode()
+            self._prefilling -= 1
+        token = out.token
+        if token is None:
+            raise LawBroken(Law.L6, f"the row of request {sequence.request_id} should have sampled and has no token")
+        self._emit(sequence, token, out)
+
+    def _collect_prompt_logprobs(self, sequence: Sequence, row: Row, out: RowResult) -> None:
+        if not self._reuses(sequence):
+            if row.start == 0:
+                sequence.prompt_logprobs = [None]
+            sequence.prompt_logprobs += out.prompt_logprobs
+
+    def _emit(self, sequence: Sequence, token: int, out: RowResult) -> None:
+        tokens, request, sampling = sequence.tokens, sequence.request, sequence.sampling
+        tokens.append(token)
+        produced = len(tokens) - sequence.prompt_tokens
+        self.counters.output_tokens += 1
+        self._events.append(
+            TokensEvent(
+                sequence.request_id,
+                (token,),
+                () if out.logprobs is None else (out.logprobs,),
+                tuple(sequence.prompt_logprobs) if produced == 1 else (),
+                sequence.cached_tokens or 0,
+            )
+        )
+        if token in sampling.stop_token_ids and produced > sampling.min_tokens:
+            self._end(sequence, Completed(FinishReason.STOP, sequence.usage, token))
+        elif produced >= request.max_output_tokens:
+            self._end(sequence, Completed(FinishReason.LENGTH, sequence.usage))
+
+    def _break(self, sequence: Sequence, broken: BrokenSeal) -> None:
+        """L12: counted and quarantined even when the request has ended meanwhile; fails that request alone."""
+        seals = self.counters.broken_seals
+        seals[broken.law.value] = seals.get(broken.law.value, 0) + 1
+        if not isinstance(sequence.state, Ended):
+            self._end(sequence, Failed(broken))
+
+    # --- ends ---
+
+    def _expire(self) -> None:
+        now_s = self._clock.now_s()
+        deadlines = self._deadlines
+        while deadlines and deadlines[0][0] <= now_s:
+            sequence = heappop(deadlines)[2]
+            if not sequence.ended:
+                self._end(sequence, Failed(DeadlineExceeded("the request's deadline passed before it was complete")))
+        if len(deadlines) > 64 and len(deadlines) > 2 * len(self._open):
+            self._deadlines = [entry for entry in deadlines if not entry[2].ended]
+            heapify(self._deadlines)
+
+    def _end(self, sequence: Sequence, outcome: Outcome) -> None:
+        if isinstance(sequence.state, Waiting):
+            sequence.end(outcome)
+            self._line.left()
+        else:
+            self._leave_running(sequence)
+            grant = sequence.grant
+            if self._batch is not None and sequence in self._flight:
+                self._tickets.append(self._kv.ticket(grant))
+            sequence.end(outcome)
+            self._kv.drop(grant, broken=outcome.error if isinstance(outcome, Failed) and isinstance(outcome.error, BrokenSeal) else None)
+        self._blocked = False
+        del self._open[sequence.request_id]
+        if sequence.output_tokens and not isinstance(outcome, Failed):
+            self._lengths.add(sequence.output_tokens)
+        self.counters.outcomes[type(outcome).__name__.lower()] += 1
+        self._pace.ended(self._clock.now_s())
+        self._events.append(EndedEvent(sequence.request_id, outcome))
+
+    def _leave_running(self, sequence: Sequence) -> None:
+        if type(sequence.state) is Prefilling:
+            self._prefilling -= 1
+        del self._running[bisect_left(self._running, sequence.key, key=_KEY)]
+
+    def _overloaded(self) -> Overloaded:
+        waiting = len(self._line)
+        retry_after_s = self._pace.seconds_for(waiting)
+        return Overloaded(
+            f"{waiting} requests wait already and the line holds {self._max_queued}; try again in {retry_after_s:.0f} s",
+            retry_after_s=retry_after_s,
+        )
+
+
+class _Pace:
+    """How fast requests end, for an honest Retry-After."""
+
+    def __init__(self) -> None:
+        self._last_s: float | None = None
+        self._interval_s: float | None = None
+
+    def ended(self, now_s: float) -> None:
+        if self._last_s is not None:
+            interval_s = now_s - self._last_s
+            self._interval_s = interval_s if self._interval_s is None else 0.9 * self._interval_s + 0.1 * interval_s
+        self._last_s = now_s
+
+    def seconds_for(self, waiting: int) -> float:
+        """Until a tenth of the line has moved, from 1 to 60 s."""
+        interval_s = self._interval_s or 0.0
+        return min(60.0, max(1.0, interval_s * waiting / 10))

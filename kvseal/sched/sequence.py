@@ -1,0 +1,188 @@
+"""One request on its way: its tokens, how many of them are computed, and a state that holds exactly what it may touch.
+
+Owns `Sequence` and its states. Never talks to the cache: a transition hands the grant back to the caller, who gives it up. Law L11: only
+the transitions drawn here exist, and `Ended` is absorbing; anything else is `LawBroken`.
+
+::
+
+    Waiting --admit--> Prefilling --decode--> Decoding
+       ^  |               | ^  |                 |
+       |  |--receive--> Receiving                |        (a hand-off from another node fills the pages)
+       |  |               | |  |                 |
+       |--+----preempt----+----+-----------------|
+          v                 v                    v
+          +---------------> Ended <--------------+
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+from kvseal.core.batch import TokenLogprobs
+from kvseal.core.errors import LawBroken
+from kvseal.core.laws import Law
+from kvseal.core.outcome import Outcome, Usage
+from kvseal.core.request import Request
+from kvseal.kv.manager import Grant
+from kvseal.kv.prefix_key import PackedTokens
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Holds nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Receiving:
+    """Its pages are being written by another node; it computes nothing."""
+
+    grant: Grant
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilling:
+    """More than one of its tokens is not computed yet."""
+
+    grant: Grant
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """All tokens but the last are computed; each step adds one."""
+
+    grant: Grant
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    outcome: Outcome
+
+
+State = Waiting | Receiving | Prefilling | Decoding | Ended
+Holding = Receiving | Prefilling | Decoding
+_Held = TypeVar("_Held", Receiving, Prefilling, Decoding)
+
+WAITING = Waiting()
+
+
+class Sequence:
+    """Mutable; moved by the scheduler alone."""
+
+    __slots__ = (
+        "arrival",
+        "cached_tokens",
+        "computed_tokens",
+        "deferred_to",
+        "key",
+        "lost_tokens",
+        "overtaken",
+        "packed",
+        "prompt_logprobs",
+        "prompt_tokens",
+        "request",
+        "request_id",
+        "room_tokens",
+        "sampling",
+        "state",
+        "tokens",
+    )
+
+    def __init__(self, request: Request, arrival: int, key: tuple[int, int]) -> None:
+        self.request = request
+        self.request_id = request.request_id
+        self.sampling = request.sampling
+        self.arrival = arrival
+        self.key = key
+        """Fair order: the smaller runs first, see `policy.order_key`."""
+        self.state: State = WAITING
+        self.tokens: list[int] = list(request.prompt_tokens)
+        self.prompt_tokens = len(self.tokens)
+        self.computed_tokens = 0
+        self.room_tokens = 0
+        """Positions below this have a page (what the grant said last)."""
+        self.cached_tokens: int | None = None
+        """Prompt tokens found in the cache at the first admission; None before it."""
+        self.lost_tokens = 0
+        """Computed tokens that the last preemption gave up."""
+        self.overtaken = 0
+        self.deferred_to: Sequence | None = None
+        """The sequence whose prefill it once waited for, to share it."""
+        self.packed: PackedTokens | None = None
+        """Its tokens in the form that the cache compares, made when it is first looked up; gone when it runs."""
+        self.prompt_logprobs: list[TokenLogprobs | None] = []
+
+    @property
+    def output_tokens(self) -> int:
+        return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def pending_tokens(self) -> int:
+        return len(self.tokens) - self.computed_tokens
+
+    @property
+    def ended(self) -> bool:
+        return type(self.state) is Ended
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(self.prompt_tokens, self.output_tokens, self.cached_tokens or 0)
+
+    @property
+    def grant(self) -> Grant:
+        state = self.state
+        if isinstance(state, Waiting | Ended):
+            raise LawBroken(Law.L11, f"request {self.request_id} holds no pages while {type(state).__name__}")
+        return state.grant
+
+    # --- transitions ---
+
+    def admit(self, grant: Grant) -> None:
+        self._require(Waiting)
+        self._hold(Prefilling(grant))
+
+    def receive(self, grant: Grant) -> None:
+        self._require(Waiting)
+        self._hold(Receiving(grant))
+
+    def received(self) -> None:
+        """The receipt is complete and committed (L9): what is left is computed here."""
+        grant = self._held(Receiving).grant
+        self.computed_tokens = grant.table.valid_tokens
+        self.state = Prefilling(grant)
+
+    def decode(self) -> None:
+        self.state = Decoding(self._held(Prefilling).grant)
+
+    def preempt(self) -> Grant:
+        """Back to the waiting line. The caller gives the grant up."""
+        grant = self.grant
+        self.state = WAITING
+        self.lost_tokens = self.computed_tokens
+        self.computed_tokens = 0
+        self.room_tokens = 0
+        return grant
+
+    def end(self, outcome: Outcome) -> Grant | None:
+        """Absorbing. The caller gives the grant up, if there is one."""
+        state = self.state
+        if isinstance(state, Ended):
+            raise LawBroken(Law.L11, f"request {self.request_id} ended twice")
+        self.state = Ended(outcome)
+        return None if isinstance(state, Waiting) else state.grant
+
+    def _hold(self, state: Holding) -> None:
+        self.state = state
+        self.packed = None
+        self.computed_tokens = state.grant.table.valid_tokens
+        self.room_tokens = state.grant.room_tokens
+
+    def _require(self, kind: type[State]) -> None:
+        if not isinstance(self.state, kind):
+            raise LawBroken(Law.L11, f"request {self.request_id} cannot leave {kind.__name__}: it is {type(self.state).__name__}")
+
+    def _held(self, kind: type[_Held]) -> _Held:
+        state = self.state
+        if not isinstance(state, kind):
+            raise LawBroken(Law.L11, f"request {self.request_id} cannot leave {kind.__name__}: it is {type(state).__name__}")
+        return state

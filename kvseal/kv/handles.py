@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Self
 from kvseal.core.errors import LawBroken
 from kvseal.core.ids import Scope
 from kvseal.core.laws import Law
+from kvseal.kv.ledger import scope_words
 
 if TYPE_CHECKING:
     from kvseal.kv.pool import PagePool
@@ -63,12 +64,13 @@ class Handle:
 class Lease(Handle):
     """The right to write these pages, in order of ordinal; one holder. What is sealed leaves the lease."""
 
-    __slots__ = ("holder", "next_ordinal", "scope")
+    __slots__ = ("holder", "next_ordinal", "scope", "scope_words")
 
     def __init__(self, pool: PagePool, holder: int, scope: Scope, first_ordinal: int) -> None:
         super().__init__(pool)
         self.holder = holder
         self.scope = scope
+        self.scope_words = scope_words(scope)
         self.next_ordinal = first_ordinal
 
     def _give_back(self) -> None:
@@ -78,11 +80,12 @@ class Lease(Handle):
 class Pin(Handle):
     """The right to read these sealed pages, all of one scope (L4)."""
 
-    __slots__ = ("scope",)
+    __slots__ = ("scope", "scope_words")
 
     def __init__(self, pool: PagePool, scope: Scope) -> None:
         super().__init__(pool)
         self.scope = scope
+        self.scope_words = scope_words(scope)
 
     def _give_back(self) -> None:
         self._pool.end_pin(self)

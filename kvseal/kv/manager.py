@@ -181,11 +181,11 @@ class KVManager:
         copy of each run, and a request's table is a path of the tree. Raises `LawBroken` (L5, L7) on counts that do not match.
         """
         table = grant.table
-        if len(tokens) == 1 and end_tokens % self._page_tokens and table.valid_tokens + 1 == end_tokens <= grant.room_tokens:
-            if not page_digests:  # one token inside a page: nearly every commit there is
-                table.valid_tokens = end_tokens
-                grant.tokens.append(tokens[0])
-                return
+        inside_page = end_tokens % self._page_tokens and not page_digests
+        if inside_page and len(tokens) == 1 and table.valid_tokens + 1 == end_tokens <= grant.room_tokens:
+            table.valid_tokens = end_tokens  # one token inside a page: nearly every commit there is
+            grant.tokens.append(tokens[0])
+            return
         self._require_open(grant)
         first_page, full_pages = table.valid_tokens // self._page_tokens, end_tokens // self._page_tokens
         if len(tokens) != end_tokens - table.valid_tokens:
@@ -299,7 +299,7 @@ class KVManager:
         if parent is not None and not self.cache.holds(parent):
             return  # what it follows was forgotten: its pages stay its own, and go with it
         run = grant.tokens[first_page * size : (first_page + len(digests)) * size].tobytes()
-        known = self.cache.publish(grant.scope, parent, run, sealed)
+        known = self.cache.publish(grant.pin, parent, run, sealed)
         if known:
             self._share(grant, first_page, known, digests)
 

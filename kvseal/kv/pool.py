@@ -13,7 +13,7 @@ Every operation costs O(1) per page named, whatever the size of the pool.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +24,7 @@ from kvseal.core.ids import Scope
 from kvseal.core.laws import Law
 from kvseal.kv.geometry import KVGeometry
 from kvseal.kv.handles import Handle, Lease, Pin, Ticket
-from kvseal.kv.ledger import Ledger, PageState, audit, compare_with_seals, scope_words
+from kvseal.kv.ledger import Ledger, PageState, audit, compare_with_seals
 from kvseal.kv.nonces import NonceSource
 
 DIGEST_BYTES = 16
@@ -82,7 +82,7 @@ class PagePool:
         self._require_open(lease)
         if pages > self.free_pages:
             return None
-        ledger, fresh, (low, high) = self.ledger, array("Q"), scope_words(lease.scope)
+        ledger, fresh, (low, high) = self.ledger, array("Q"), lease.scope_words
         for _ in range(pages):
             page = self._free_at[self._counts[_FREE] - 1]
             nonce = self._nonces.next()
@@ -114,11 +114,12 @@ class PagePool:
         self._require_open(lease)
         self._require_open(pin)
         size = 2 * len(digests)
-        if size > len(lease.stamps) or lease.scope != pin.scope or any(len(digest) != DIGEST_BYTES for digest in digests):
+        if size > len(lease.stamps) or lease.scope != pin.scope or set(map(len, digests)) != {DIGEST_BYTES}:
             raise LawBroken(Law.L7, "sealing needs one 16-byte digest for each page, all leased, and a pin of the same scope")
         sealed = lease.stamps[:size]
         ledger = self.ledger
-        for (page, _), digest in zip(self._current(sealed), digests, strict=True):
+        self._require_current(sealed)
+        for page, digest in zip(sealed[::2], digests, strict=True):
             self._move(page, _SEALED)
             ledger.filled_at[page] = self.geometry.page_tokens
             ledger.holder_at[page] = 0
@@ -147,14 +148,14 @@ class PagePool:
         unless every stamp is good."""
         self._settle_lost()
         pin = Pin(self, scope)
-        self._pin(stamps, scope, 0)
+        self._pin(stamps, pin.scope_words, 0)
         pin.stamps.extend(stamps)
         return pin
 
     def replace_pins(self, pin: Pin, first: int, stamps: array[int]) -> None:
         """Pins other pages in the place of those from ordinal `first` on, and gives those back."""
         self._require_open(pin)
-        self._pin(stamps, pin.scope, first)
+        self._pin(stamps, pin.scope_words, first)
         old = pin.stamps[2 * first : 2 * first + len(stamps)]
         pin.stamps[2 * first : 2 * first + len(stamps)] = stamps
         self._unpin(old)
@@ -179,10 +180,11 @@ class PagePool:
         """Neither pinned nor in flight."""
         return not (self.ledger.pins_at[page] or self.ledger.tickets_at[page])
 
-    def require_sealed(self, stamps: array[int], scope: Scope, first_ordinal: int) -> None:
+    def require_sealed(self, stamps: array[int], scope_words: tuple[int, int], first_ordinal: int) -> None:
         """Raises `LawBroken` unless these are sealed pages of this scope with consecutive ordinals (L3, L4, L6, L7)."""
-        ledger, (low, high) = self.ledger, scope_words(scope)
-        for ordinal, (page, _) in enumerate(self._current(stamps), first_ordinal):
+        self._require_current(stamps)
+        ledger, (low, high) = self.ledger, scope_words
+        for ordinal, page in enumerate(stamps[::2], first_ordinal):
             if ledger.state_at[page] != _SEALED:
                 raise LawBroken(Law.L7, f"page {page} would be shared before it is sealed")
             if ledger.scope_at[2 * page] != low or ledger.scope_at[2 * page + 1] != high:
@@ -201,8 +203,9 @@ class PagePool:
     def leave_cache(self, stamps: array[int]) -> None:
         """The prefix cache has let go of these pages; those that nobody pins go back."""
         ledger = self.ledger
-        unpinned = array("Q")
-        for page, nonce in self._current(stamps):
+        unpinned, pairs = array("Q"), iter(stamps)
+        self._require_current(stamps)
+        for page, nonce in zip(pairs, pairs, strict=True):
             if not ledger.cached_at[page]:
                 raise LawBroken(Law.L2, f"page {page} leaves the prefix cache without being in it")
             self.evictable_pages -= self._is_evictable(page)
@@ -222,7 +225,8 @@ class PagePool:
         self._settle_lost()
         ticket = Ticket(self)
         ledger, held = self.ledger, array("Q", stamps)
-        for page, _ in self._current(held):
+        self._require_current(held)
+        for page in held[::2]:
             self.evictable_pages -= self._is_evictable(page)
             ledger.tickets_at[page] += 1
         ticket.stamps.extend(held)
@@ -231,8 +235,9 @@ class PagePool:
     def end_ticket(self, ticket: Ticket, *, proven: bool = True) -> None:
         """For `Ticket.release` and `Ticket.expire` alone."""
         ledger = self.ledger
-        drained = array("Q")
-        for page, nonce in self._current(ticket.stamps):
+        drained, pairs = array("Q"), iter(ticket.stamps)
+        self._require_current(ticket.stamps)
+        for page, nonce in zip(pairs, pairs, strict=True):
             ledger.tickets_at[page] -= 1
             if not proven:
                 ledger.doomed_at[page] = 1
@@ -253,7 +258,8 @@ class PagePool:
         stamps = array("Q", proof.stamps)
         if not proof.fence:
             raise LawBroken(Law.L8, "quarantine is left with proof only")
-        for page, _ in self._current(stamps):
+        self._require_current(stamps)
+        for page in stamps[::2]:
             if self.ledger.state_at[page] != _QUARANTINED or not self.is_quiet(page):
                 raise LawBroken(Law.L8, f"page {page} is not quarantined, or is still in use")
         self._to_free(stamps[::2])
@@ -302,21 +308,23 @@ class PagePool:
         if not handle.open:
             raise LawBroken(Law.L2, f"a {type(handle).__name__.lower()} is used after its release")
 
-    def _current(self, stamps: array[int]) -> Iterator[tuple[int, int]]:
-        """Pairs (page, nonce), after comparing every nonce with the ledger (L3), so that a bad one changes nothing."""
-        nonce_at, total = self.ledger.nonce_at, self.pages
-        for page, nonce in zip(stamps[::2], stamps[1::2], strict=True):
-            if page >= total or not nonce or nonce_at[page] != nonce:
-                raise LawBroken(Law.L3, f"the stamp of page {page} is not its current hand-out")
-        return zip(stamps[::2], stamps[1::2], strict=True)
+    def _require_current(self, stamps: array[int]) -> None:
+        """Compares every nonce with the ledger before anything is done with the pages (L3)."""
+        nonce_at, pairs = self.ledger.nonce_at, iter(stamps)
+        try:
+            for page, nonce in zip(pairs, pairs, strict=True):
+                if nonce_at[page] != nonce or not nonce:
+                    raise LawBroken(Law.L3, f"the stamp of page {page} is not its current hand-out")
+        except IndexError:
+            raise LawBroken(Law.L3, f"a stamp names a page outside the pool of {self.pages}") from None
 
     def _is_evictable(self, page: int) -> bool:
         """Evicting it would make it free."""
         ledger = self.ledger
         return bool(ledger.cached_at[page]) and not (ledger.pins_at[page] or ledger.tickets_at[page] or ledger.doomed_at[page])
 
-    def _pin(self, stamps: array[int], scope: Scope, first_ordinal: int) -> None:
-        self.require_sealed(stamps, scope, first_ordinal)
+    def _pin(self, stamps: array[int], scope_words: tuple[int, int], first_ordinal: int) -> None:
+        self.require_sealed(stamps, scope_words, first_ordinal)
         pins_at = self.ledger.pins_at
         for page in stamps[::2]:
             if not pins_at[page] and self._is_evictable(page):
@@ -324,8 +332,9 @@ class PagePool:
             pins_at[page] += 1
 
     def _unpin(self, stamps: array[int]) -> None:
-        ledger, unpinned = self.ledger, array("Q")
-        for page, nonce in self._current(stamps):
+        ledger, unpinned, pairs = self.ledger, array("Q"), iter(stamps)
+        self._require_current(stamps)
+        for page, nonce in zip(pairs, pairs, strict=True):
             if not ledger.pins_at[page]:
                 raise LawBroken(Law.L2, f"page {page} is unpinned more often than pinned")
             ledger.pins_at[page] -= 1
@@ -341,7 +350,8 @@ class PagePool:
     def _leave(self, stamps: array[int], state: int) -> None:
         """Pages whose last holder has left: to quarantine if doomed, draining while tickets are open, else free (L8)."""
         ledger, freed = self.ledger, array("Q")
-        for page, _ in self._current(stamps):
+        self._require_current(stamps)
+        for page in stamps[::2]:
             if ledger.state_at[page] != state:
                 raise LawBroken(Law.L2, f"page {page} is given back in state {PageState(ledger.state_at[page]).name}")
             ledger.holder_at[page] = 0

@@ -43,12 +43,12 @@ class PrefixCache:
             home.last_use = self._uses
         return pin
 
-    def publish(self, scope: Scope, parent_page: int | None, run: bytes, stamps: array[int]) -> array[int]:
-        """Makes sealed pages findable behind `parent_page` (None: at the start). Returns the stamps that were cached already for the
-        first of these tokens; the stamps given for those stay private."""
+    def publish(self, pin: Pin, parent_page: int | None, run: bytes, stamps: array[int]) -> array[int]:
+        """Makes sealed pages of the pin's scope findable behind `parent_page` (None: at the start). Returns the stamps that were cached
+        already for the first of these tokens; the stamps given for those stay private."""
         first = self._pool.ledger.ordinal_at[parent_page] + 1 if parent_page is not None else 0
-        self._pool.require_sealed(stamps, scope, first)
-        known = self.tree.insert(scope, parent_page, run, stamps)
+        self._pool.require_sealed(stamps, pin.scope_words, first)
+        known = self.tree.insert(pin.scope, parent_page, run, stamps)
         self._pool.enter_cache(stamps[len(known) :])
         return known
 

@@ -79,6 +79,9 @@ class RadixTree:
         pages; those of the rest are now in the tree. The parent page must be in the tree, of the same scope."""
         node, offset = self._locate(scope, parent_page)
         known: array[int] = array("Q")
+        if offset == node.pages and not node.children:  # the common case: a sequence grows at its own end
+            self._append(node, run, stamps)
+            return known
         at = 0
         while at < len(run):
             if offset < node.pages:
@@ -152,7 +155,7 @@ class RadixTree:
         return node, self._offset(node, parent_page) + 1
 
     def _offset(self, node: Node, page: int) -> int:
-        if node.stamps[-2] == page:  # the common case: a sequence grows at its end
+        if node.stamps[-2] == page:
             return node.pages - 1
         return node.stamps[::2].index(page)
 

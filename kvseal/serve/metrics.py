@@ -1,0 +1,116 @@
+"""What the server counts, for Prometheus.
+
+Owns every metric's name. A scrape costs time in proportion to the number of metrics, never of requests or pages: what the engine counts
+comes as one snapshot. Labels are bounded: routes are templates, tenants and models are not labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from kvseal.core.laws import Law
+from kvseal.node.report import EngineStats, StartReport
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_FAST_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24)
+_SLOW_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
+_OUTCOMES = ("completed", "refused", "cancelled", "failed")
+
+
+class Metrics:
+    """One registry of its own, so that two servers in one process do not meet."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._engine = _EngineCollector()
+        self.registry.register(self._engine)
+        self.http_requests = Counter(
+            "kvseal_http_requests", "HTTP requests by route and status.", ["route", "status"], registry=self.registry
+        )
+        self.http_outcomes = Counter(
+            "kvseal_http_outcomes", "Generation requests by how they ended for the client.", ["outcome"], registry=self.registry
+        )
+        for outcome in _OUTCOMES:
+            self.http_outcomes.labels(outcome)
+        self.first_token_s = Histogram(
+            "kvseal_time_to_first_token_seconds", "From request to first token.", buckets=_SLOW_S, registry=self.registry
+        )
+        self.inter_token_s = Histogram(
+            "kvseal_inter_token_seconds", "Between two tokens of one answer.", buckets=_FAST_S, registry=self.registry
+        )
+        self.end_to_end_s = Histogram(
+            "kvseal_request_seconds", "From request to the end of a completed answer.", buckets=_SLOW_S, registry=self.registry
+        )
+
+    def render(self, report: StartReport, stats: EngineStats | None, *, ready: bool, restarts: int) -> bytes:
+        """The exposition text. `stats` is None when there is no engine to ask: its gauges are then absent, not zero."""
+        self._engine.look(report, stats, ready=ready, restarts=restarts)
+        return generate_latest(self.registry)
+
+
+class _EngineCollector(Collector):
+    """Turns the last snapshot into metrics, each time anew."""
+
+    def __init__(self) -> None:
+        self._report: StartReport | None = None
+        self._stats: EngineStats | None = None
+        self._ready = False
+        self._restarts = 0
+
+    def look(self, report: StartReport, stats: EngineStats | None, *, ready: bool, restarts: int) -> None:
+        self._report, self._stats, self._ready, self._restarts = report, stats, ready, restarts
+
+    def collect(self) -> Iterator[Metric]:
+        if self._report is not None:
+            yield from _sizes(self._report)
+            yield GaugeMetricFamily("kvseal_engine_ready", "1 when the engine makes progress.", value=float(self._ready))
+            yield CounterMetricFamily("kvseal_engine_restarts", "Times that the engine had to be started again.", value=self._restarts)
+        if self._stats is not None:
+            yield from _snapshot(self._stats)
+
+
+def _sizes(report: StartReport) -> Iterator[Metric]:
+    yield GaugeMetricFamily("kvseal_kv_pool_tokens", "Tokens that the KV pool holds.", value=report.pool_tokens)
+    yield GaugeMetricFamily("kvseal_kv_pool_bytes", "Bytes of the KV pool.", value=report.pool_bytes)
+    yield GaugeMetricFamily("kvseal_kv_token_bytes", "Bytes of K and V of one token.", value=report.kv_token_bytes)
+    yield GaugeMetricFamily("kvseal_max_servable_tokens", "Prompt and output of one request, at most.", value=report.served_context_tokens)
+
+
+def _snapshot(stats: EngineStats) -> Iterator[Metric]:
+    pages = GaugeMetricFamily("kvseal_kv_pages", "Pages of the KV pool by state; they add up to the pool.", labels=["state"])
+    for state, count in (
+        ("free", stats.pages_free),
+        ("leased", stats.pages_leased),
+        ("sealed", stats.pages_sealed),
+        ("draining", stats.pages_draining),
+        ("quarantined", stats.pages_quarantined),
+    ):
+        pages.add_metric([state], count)
+    yield pages
+    yield GaugeMetricFamily("kvseal_requests_running", "Requests that hold pages.", value=stats.running)
+    yield GaugeMetricFamily("kvseal_requests_waiting", "Requests in the waiting line.", value=stats.waiting)
+    if stats.last_step_age_s is not None:
+        yield GaugeMetricFamily("kvseal_last_step_age_seconds", "Since the engine's last step.", value=stats.last_step_age_s)
+    for name, text, value in (
+        ("kvseal_engine_steps", "Steps of the engine.", stats.steps),
+        ("kvseal_prompt_tokens", "Prompt tokens of admitted requests.", stats.prompt_tokens),
+        ("kvseal_output_tokens", "Tokens generated.", stats.output_tokens),
+        ("kvseal_prefix_queried_tokens", "Prompt tokens looked up in the prefix cache.", stats.queried_tokens),
+        ("kvseal_prefix_hit_tokens", "Prompt tokens found in the prefix cache.", stats.cached_tokens),
+        ("kvseal_preemptions", "Requests that gave up their pages to others for a while.", stats.preemptions),
+        ("kvseal_recomputed_tokens", "Tokens computed again after a preemption.", stats.recomputed_tokens),
+        ("kvseal_evicted_pages", "Cached pages given up for new ones.", stats.evicted_pages),
+    ):
+        yield CounterMetricFamily(name, text, value=value)
+    broken = CounterMetricFamily("kvseal_broken_seals", "Reads and writes that did not match a seal, by law.", labels=["law"])
+    for law in Law:
+        broken.add_metric([law.value], stats.broken_seals.get(law.value, 0))
+    yield broken
+    outcomes = CounterMetricFamily("kvseal_engine_outcomes", "Sequences by how they ended in the engine.", labels=["outcome"])
+    for outcome in _OUTCOMES:
+        outcomes.add_metric([outcome], stats.outcomes.get(outcome, 0))
+    yield outcomes

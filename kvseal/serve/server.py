@@ -1,0 +1,254 @@
+"""The server's life: report, listen, serve, drain.
+
+Owns start-up and shutdown of the HTTP process. The port is taken before the model is loaded, so that a port in use is known at once. Ready
+means ready: one token has gone through the whole engine before the first request is let in. On SIGTERM or SIGINT nothing new is taken,
+open requests may finish within ``--drain-timeout``, then the process ends; a second signal ends it at once. SIGHUP reads the keys again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+
+import uvicorn
+
+from kvseal.core.config import ServeConfig
+from kvseal.core.errors import ConfigError, EngineDied, KVSealError, PortInUse, SetupError
+from kvseal.core.events import EndedEvent
+from kvseal.core.ids import RequestId
+from kvseal.core.outcome import Completed
+from kvseal.core.request import Request, SamplingParams
+from kvseal.node.client import ENGINE_MODULE, EngineClient
+from kvseal.node.report import StartReport
+from kvseal.serve.app import Deps, build_app
+from kvseal.serve.auth import KeyRing, Scopes
+from kvseal.serve.chat_template import ChatTemplate
+from kvseal.serve.gate import new_id
+from kvseal.serve.metrics import Metrics
+from kvseal.serve.served import ServedModel
+from kvseal.serve.tokenizer import Tokenizer
+from kvseal.serve.tokenizer_files import load_tokenizer
+
+WARM_UP_TIMEOUT_S = 60.0
+MAX_HEADER_BYTES = 64 * 1024
+KEEP_ALIVE_S = 75
+LISTEN_BACKLOG = 2048
+_log = logging.getLogger("kvseal.server")
+
+
+def run_server(config: ServeConfig, *, engine_module: str = ENGINE_MODULE) -> None:
+    """Serves until told to stop. Raises `SetupError` when it cannot start as asked."""
+    logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    with _listen(config.host, config.port) as listener:
+        asyncio.run(_serve(config, listener, engine_module))
+
+
+async def _serve(config: ServeConfig, listener: socket.socket, engine_module: str) -> None:
+    started_s = time.monotonic()
+    keys = KeyRing(config.api_keys)
+    tokenizer, engine = await _load(config, engine_module)
+    try:
+        model = _model(config, tokenizer, engine.report)
+        scopes = Scopes(bytes.fromhex(engine.report.kv_format))
+        await _warm_up(engine, scopes)
+        deps = Deps(
+            model=model,
+            engine=engine,
+            keys=keys,
+            scopes=scopes,
+            metrics=Metrics(),
+            strict_fields=config.strict_fields,
+            max_body_bytes=config.max_body_bytes,
+            request_timeout_s=config.request_timeout_s,
+        )
+        server = _http_server(deps)
+        host, port = listener.getsockname()[:2]
+        address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        print(start_report(config, engine.report, model.name), file=sys.stderr)
+        print(f"KVSeal is ready after {time.monotonic() - started_s:.1f} s at {address}/v1", file=sys.stderr, flush=True)
+        stopping = _stop_on_signals(server, engine, config.drain_timeout_s)
+        _reload_on_hangup(keys)
+        await server.serve(sockets=[listener])
+        if stopping.task is not None:
+            await stopping.task
+    finally:
+        await engine.close()
+
+
+async def _load(config: ServeConfig, engine_module: str) -> tuple[Tokenizer, EngineClient]:
+    """The tokenizer is read here while the engine process reads the weights."""
+    reading = asyncio.create_task(asyncio.to_thread(load_tokenizer, config.engine.model))
+    try:
+        engine = await EngineClient.start(config.engine, module=engine_module)
+    except BaseException:
+        await asyncio.gather(reading, return_exceptions=True)
+        raise
+    try:
+        return await reading, engine
+    except BaseException:
+        await engine.close()
+        raise
+
+
+def _model(config: ServeConfig, tokenizer: Tokenizer, report: StartReport) -> ServedModel:
+    source = tokenizer.chat_template
+    if config.chat_template is not None:
+        try:
+            source = config.chat_template.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--chat-template: {config.chat_template} cannot be read ({type(error).__name__})") from error
+    template = None if source is None else ChatTemplate(source, tokenizer.special_texts)
+    name = config.served_model_name or report.model_name
+    return ServedModel(name=name, tokenizer=tokenizer, template=template, report=report, created_s=int(time.time()))
+
+
+async def _warm_up(engine: EngineClient, scopes: Scopes) -> None:
+    """One token through everything, in a scope that no request can have. Raises `EngineDied` when it does not come out."""
+    request = Request(
+        request_id=RequestId(new_id("warmup")),
+        prompt_tokens=(engine.report.bos_token or 0,),
+        max_output_tokens=1,
+        scope=scopes.scope("\0warm-up", new_id("salt")),
+        sampling=SamplingParams(temperature=0.0),
+    )
+
+    async def run() -> None:
+        async for event in engine.submit(request):
+            if isinstance(event, EndedEvent) and not isinstance(event.outcome, Completed):
+                raise EngineDied(f"the first token did not come out of the engine ({type(event.outcome).__name__})")
+
+    try:
+        await asyncio.wait_for(run(), WARM_UP_TIMEOUT_S)
+    except TimeoutError:
+        raise EngineDied(f"the engine computed no token within {WARM_UP_TIMEOUT_S:.0f} s of its start") from None
+
+
+# --- listening ---------------------------------------------------------------------------------------------
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A bound socket; connections wait in its line until the server is ready."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except OSError as error:
+        raise ConfigError(f"--host is {host!r}, which is no address of this machine ({error.strerror or error})") from error
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(LISTEN_BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUse(
+                f"port {port} on {host} is in use by another program; choose another with --port, or --port 0 for any"
+            ) from error
+        raise SetupError(f"cannot listen on {host}, port {port}: {error.strerror or error}") from error
+    return listener
+
+
+def _http_server(deps: Deps) -> uvicorn.Server:
+    config = uvicorn.Config(
+        build_app(deps),
+        loop="none",
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=1,
+    )
+    return _Server(config)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handling: stopping is a matter of draining first."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are `_stop_on_signals`'s."""
+        yield
+
+
+class _Stopping:
+    """The one shutdown that may be under way."""
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[None] | None = None
+
+
+def _stop_on_signals(server: uvicorn.Server, engine: EngineClient, drain_timeout_s: float) -> _Stopping:
+    stopping = _Stopping()
+
+    async def drain() -> None:
+        _log.warning("draining: nothing new is taken, %d open sequences have %.0f s to finish", engine.open_requests, drain_timeout_s)
+        finished = await engine.drain(drain_timeout_s)
+        _log.warning("drained" if finished else "the drain timeout passed; the rest was cancelled")
+        server.should_exit = True
+
+    def on_signal() -> None:
+        if stopping.task is None:
+            stopping.task = asyncio.create_task(drain())
+        else:
+            server.should_exit = server.force_exit = True
+            stopping.task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    return stopping
+
+
+def _reload_on_hangup(keys: KeyRing) -> None:
+    def reload() -> None:
+        try:
+            keys.reload()
+            _log.warning("read the API keys again: %d in force", keys.count)
+        except KVSealError as error:
+            _log.error("kept the old API keys: %s", error)
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
+
+
+# --- what is said at start ---------------------------------------------------------------------------------
+
+
+def start_report(config: ServeConfig, report: StartReport, name: str) -> str:
+    """The numbers that must agree, for people. /version returns the same ones."""
+    rows = [
+        ("model", f"{name} ({report.family}), {report.weights_format} weights, {_size(report.weights_bytes)}"),
+        ("compute", f"{report.backend} backend, {report.instruction_set}, {report.threads} threads"),
+        ("KV per token", f"{report.kv_token_bytes} bytes = {report.kv_token_formula}"),
+        ("KV pool", f"{report.pool_tokens} tokens in {report.pool_pages} pages of {report.page_tokens}, {_size(report.pool_bytes)}"),
+        ("KV format", f"{report.kv_format} ({report.kv_dtype}){', pages wiped when given back' if report.wipe_pages else ''}"),
+        ("context", f"{report.model_context_tokens} tokens promised by the model"),
+        ("served context", f"{report.served_context_tokens} tokens per request, prompt and output together ({report.context_reason})"),
+        ("full-length requests", f"{report.full_length_requests} fit at once"),
+        ("limits", f"{report.max_running} running, {report.max_queued} queued, {report.chunk_tokens} tokens per step"),
+        ("bodies", f"{_size(config.max_body_bytes)} at most; request timeout {config.request_timeout_s or 'none'}"),
+        ("API keys", "needed" if config.api_keys is not None else "none: whoever reaches the port may use it"),
+    ]
+    width = max(len(label) for label, _ in rows)
+    return "\n".join(f"  {label:<{width}}  {text}" for label, text in rows)
+
+
+def _size(count: int) -> str:
+    """ "94.1 MiB"."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            break
+        size /= 1024
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

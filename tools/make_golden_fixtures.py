@@ -1,0 +1,368 @@
+"""Computes tests/golden/fixtures with Hugging Face transformers, in float32: what KVSeal must reproduce.
+
+Run in an environment with the `[golden]` extra::
+
+    python tools/make_golden_fixtures.py small --configs FOLDER     # a folder of real config.json files, named ORG__MODEL.json
+    python tools/make_golden_fixtures.py demo --model FILE.gguf
+
+`small` scales real configurations down (few layers, small sizes), fills them with reproducible random weights and stores each case's
+logits. `demo` stores greedy continuations and logits of the demo model; its tensors are read with the `gguf` package, so that no code of
+KVSeal stands between the file and the expectation. The versions used are stored with the numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+from golden.small_models import FIXTURES, random_tensor, random_tokens, rounded
+
+LLAMA_31 = "meta-llama__Meta-Llama-3.1-8B"
+SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 8, "vocab_size": 96}
+SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
+PHI_LONG = {
+    "rope_scaling": {
+        "type": "longrope",
+        "short_factor": [1.0, 1.05, 1.3],
+        "long_factor": [1.1, 2.5, 7.0],
+    },
+    "partial_rotary_factor": 0.75,
+    "original_max_position_embeddings": 48,
+    "max_position_embeddings": 256,
+}
+
+# name -> (a real config's name, or a model type whose class defaults serve), overrides, dtype, prompt tokens
+CASES: dict[str, tuple[str, dict[str, object], str, int]] = {
+    "llama2": ("meta-llama__Llama-2-7b-hf", {"num_key_value_heads": 8}, "fp16", 40),
+    "llama2-gqa": ("meta-llama__Llama-2-70b-hf", {"num_key_value_heads": 2}, "fp32", 40),
+    "llama3": (
+        LLAMA_31,
+        {
+            "num_key_value_heads": 2,
+            "rope_theta": 500.0,
+            "max_position_embeddings": 512,
+            "rope_scaling": {
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+                "rope_type": "llama3",
+            },
+        },
+        "bf16",
+        120,
+    ),
+    "llama-tied": (LLAMA_31, {"num_key_value_heads": 4, "rope_scaling": None, "tie_word_embeddings": True}, "bf16", 40),
+    "llama-linear": (
+        "meta-llama__Llama-2-7b-hf",
+        {"num_key_value_heads": 4, "rope_scaling": {"type": "linear", "factor": 4.0}, "max_position_embeddings": 128},
+        "fp32",
+        100,
+    ),
+    "llama-yarn-new-keys": (
+        "llama",
+        {
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 128,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+                "beta_fast": 24.0,
+                "beta_slow": 2.0,
+                "attention_factor": 1.2,
+            },
+        },
+        "fp32",
+        100,
+    ),
+    "llama-biases": (LLAMA_31, {"num_key_value_heads": 4, "rope_scaling": None, "attention_bias": True, "mlp_bias": True}, "fp32", 40),
+    "llama-wide-heads": (LLAMA_31, {"num_key_value_heads": 2, "rope_scaling": None, "head_dim": 16}, "fp32", 40),
+    "smollm2": ("llama", {"num_key_value_heads": 2, "num_attention_heads": 6, "hidden_size": 48, "tie_word_embeddings": True}, "bf16", 40),
+    "mistral-v0.1": ("mistral", {"num_key_value_heads": 2, "sliding_window": 16, "max_position_embeddings": 256}, "bf16", 60),
+    "mistral-v0.3": ("mistralai__Mistral-7B-Instruct-v0.3", {"num_key_value_heads": 2}, "bf16", 40),
+    "qwen2": ("Qwen__Qwen2.5-7B-Instruct", {"num_key_value_heads": 2}, "bf16", 40),
+    "qwen2-yarn": (
+        "Qwen__Qwen2.5-7B-Instruct",
+        {
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 32,
+            "rope_theta": 1000.0,
+            "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+        },
+        "fp32",
+        100,
+    ),
+    "qwen2-windows": (
+        "Qwen__Qwen2.5-72B",
+        {"num_key_value_heads": 4, "use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1},
+        "fp32",
+        60,
+    ),
+    "qwen3": ("Qwen__Qwen3-8B", {"num_key_value_heads": 2, "head_dim": 16}, "bf16", 40),
+    "qwen3-layer-types": (
+        "Qwen__Qwen3-32B",
+        {
+            "num_key_value_heads": 4,
+            "head_dim": 12,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "use_sliding_window": True,
+            "sliding_window": 10,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+        "fp32",
+        50,
+    ),
+    "smollm3": ("smollm3", {"num_key_value_heads": 2, "num_hidden_layers": 5, "no_rope_layer_interval": 2}, "bf16", 40),
+    "granite": (
+        "granite",
+        {
+            "num_key_value_heads": 2,
+            "embedding_multiplier": 6.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.35,
+            "logits_scaling": 3.0,
+            "tie_word_embeddings": True,
+        },
+        "bf16",
+        40,
+    ),
+    "phi3-window": ("phi3", {"num_key_value_heads": 8, "sliding_window": 15, "max_position_embeddings": 128}, "bf16", 50),
+    "phi4": ("microsoft__phi-4", {"num_key_value_heads": 2}, "bf16", 40),
+    "phi3-longrope-short": ("phi3", {"num_key_value_heads": 4, **PHI_LONG}, "fp32", 40),
+    "phi3-longrope-long": ("phi3", {"num_key_value_heads": 4, **PHI_LONG}, "fp32", 90),
+}
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+}
+POSITIONS = 10
+
+PROMPTS = [
+    "What is the capital of France?",
+    "Write one sentence about the sea.",
+    "Name three colours.",
+    "How many days are in a week?",
+    "Explain photosynthesis in simple words.",
+    "Give me a short recipe for pancakes.",
+    "What does a compiler do?",
+    "Tell me a fact about elephants.",
+    "Translate 'good morning' into Spanish.",
+    "Why is the sky blue?",
+    "List four European countries.",
+    "Write a haiku about autumn.",
+    "What is the boiling point of water?",
+    "Who wrote Romeo and Juliet?",
+    "Describe a sunrise in the mountains.",
+    "What is 12 plus 30?",
+    "How do airplanes stay in the air?",
+    "Give two tips for better sleep.",
+    "What is machine learning?",
+    "Write a polite email declining a meeting.",
+]
+NEW_TOKENS = 48
+
+
+def base_config(source: str, configs: Path | None) -> dict[str, object]:
+    if source in ARCHITECTURES:
+        defaults = AutoConfig.for_model(source).to_dict()
+        keep = ("model_type", "hidden_act", "rms_norm_eps", "max_position_embeddings", "tie_word_embeddings")
+        return {key: defaults[key] for key in keep} | {"architectures": [ARCHITECTURES[source]]}
+    if configs is None:
+        raise SystemExit("--configs is needed: the folder of real configurations")
+    loaded: dict[str, object] = json.loads((configs / f"{source}.json").read_text())
+    return loaded
+
+
+def scaled_config(name: str, configs: Path | None) -> dict[str, object]:
+    source, overrides, _, _ = CASES[name]
+    return base_config(source, configs) | SMALL | SPECIAL | overrides
+
+
+def small_model(config: Mapping[str, object], tensors: list[tuple[str, list[int]]] | None, seed: int, dtype: str) -> torch.nn.Module:
+    """The model of transformers with the reproducible weights; `tensors` None: its own list of parameters."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(config))
+        parsed = AutoConfig.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_config(parsed, attn_implementation="eager", dtype=torch.float32).eval()
+    for name, shape in tensors or tensor_list(model):
+        values = rounded(random_tensor(seed, name, tuple(shape)), dtype)
+        model.get_parameter(name).data.copy_(torch.from_numpy(values))
+    model.tie_weights()
+    return model
+
+
+def tensor_list(model: torch.nn.Module) -> list[tuple[str, list[int]]]:
+    return [(name, list(parameter.shape)) for name, parameter in model.named_parameters()]
+
+
+def logits_of(model: torch.nn.Module, tokens: list[int]) -> np.ndarray:
+    with torch.no_grad():
+        return model(torch.tensor([tokens])).logits[0].float().numpy()
+
+
+def make_small(configs: Path | None) -> None:
+    cases, logits = [], {}
+    for seed, (name, (source, _, dtype, count)) in enumerate(CASES.items(), start=1):
+        config = scaled_config(name, configs)
+        model = small_model(config, None, seed, dtype)
+        tensors = tensor_list(model)
+        tokens = random_tokens(seed, count, int(str(config["vocab_size"])))
+        positions = sorted({round(i * (count - 1) / (POSITIONS - 1)) for i in range(POSITIONS)})
+        rows = logits_of(model, tokens)[positions]
+        print(f"{name:22} logits {rows.std():.2f} +- , largest {np.abs(rows).max():.1f}")
+        logits[name] = rows
+        cases.append(
+            {
+                "name": name,
+                "source": source,
+                "config": config,
+                "dtype": dtype,
+                "seed": seed,
+                "tensors": tensors,
+                "tokens": tokens,
+                "positions": positions,
+            }
+        )
+    FIXTURES.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(FIXTURES / "logits.npz", **logits)
+    text = ",\n".join(json.dumps(case, sort_keys=True) for case in cases)
+    (FIXTURES / "cases.json").write_text(f'{{"versions": {json.dumps(versions())},\n"cases": [\n{text}\n]}}\n')
+
+
+def demo_model(path: Path) -> torch.nn.Module:
+    """The demo model in transformers, float32, dequantised by the `gguf` package."""
+    import gguf
+
+    reader = gguf.GGUFReader(path)
+
+    def value(key: str) -> object:
+        return reader.fields[f"llama.{key}"].contents()
+
+    config = LlamaConfig(
+        vocab_size=value("vocab_size"),
+        hidden_size=value("embedding_length"),
+        intermediate_size=value("feed_forward_length"),
+        num_hidden_layers=value("block_count"),
+        num_attention_heads=value("attention.head_count"),
+        num_key_value_heads=value("attention.head_count_kv"),
+        max_position_embeddings=value("context_length"),
+        rms_norm_eps=value("attention.layer_norm_rms_epsilon"),
+        rope_parameters={"rope_type": "default", "rope_theta": value("rope.freq_base")},
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    names = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}
+    parts = {
+        "attn_norm": "input_layernorm",
+        "ffn_norm": "post_attention_layernorm",
+        "attn_q": "self_attn.q_proj",
+        "attn_k": "self_attn.k_proj",
+        "attn_v": "self_attn.v_proj",
+        "attn_output": "self_attn.o_proj",
+        "ffn_gate": "mlp.gate_proj",
+        "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj",
+    }
+    model = LlamaForCausalLM(config).eval()
+    for tensor in reader.tensors:
+        stem = tensor.name.removesuffix(".weight")
+        if stem not in names:
+            _, layer, part = stem.split(".")
+            stem = f"model.layers.{layer}.{parts[part]}"
+        else:
+            stem = names[stem]
+        values = np.array(gguf.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
+        if stem.endswith(("q_proj", "k_proj")):  # stored as (head, pair, half) for interleaved rotation
+            dims = config.head_dim
+            values = values.reshape(-1, dims // 2, 2, values.shape[-1]).swapaxes(1, 2).reshape(values.shape)
+        model.get_parameter(f"{stem}.weight").data.copy_(torch.from_numpy(values))
+    model.tie_weights()
+    return model
+
+
+def prompt_text(prompt: str) -> str:
+    """The demo model's own chat template with its default system message."""
+    system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+    return f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
+
+
+def greedy(model: torch.nn.Module, tokens: list[int], count: int) -> tuple[list[int], float]:
+    """The continuation, and the smallest gap between the best and the second-best logit on the way."""
+    out: list[int] = []
+    gap, cache, new = float("inf"), None, tokens
+    with torch.no_grad():
+        while len(out) < count:
+            step = model(torch.tensor([new]), past_key_values=cache, use_cache=True)
+            best = step.logits[0, -1].topk(2)
+            gap = min(gap, float(best.values[0] - best.values[1]))
+            cache, new = step.past_key_values, [int(best.indices[0])]
+            out += new
+            if new[0] == 2:
+                break
+    return out, gap
+
+
+def make_demo(path: Path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+    model = demo_model(path)
+    texts, logits = [], {}
+    for index, prompt in enumerate(PROMPTS):
+        tokens = [int(x) for x in tokenizer(prompt_text(prompt), add_special_tokens=False)["input_ids"]]
+        output, gap = greedy(model, tokens, NEW_TOKENS)
+        print(f"{index:2} gap {gap:.4f} {tokenizer.decode(output)[:90]!r}")
+        texts.append({"prompt": prompt, "tokens": tokens, "output": output, "smallest_gap": round(gap, 5)})
+        if index < 3:
+            rows = logits_of(model, tokens + output)
+            chosen = sorted({0, 1, len(tokens) // 2, len(tokens) - 1, len(rows) - 1})
+            logits[f"positions_{index}"] = np.array(chosen, dtype=np.int32)
+            logits[f"logits_{index}"] = rows[chosen][:, ::16].astype(np.float32)
+    FIXTURES.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(FIXTURES / "demo_logits.npz", **logits)
+    body = ",\n".join(json.dumps(text) for text in texts)
+    (FIXTURES / "demo_greedy.json").write_text(f'{{"versions": {json.dumps(versions())},\n"texts": [\n{body}\n]}}\n')
+
+
+def versions() -> dict[str, str]:
+    return {
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("small", "demo"))
+    parser.add_argument("--configs", type=Path, help="folder of real configurations (small)")
+    parser.add_argument("--model", type=Path, help="the demo model's GGUF file (demo)")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    if options.what == "small":
+        make_small(options.configs)
+    elif options.model is None:
+        parser.error("demo needs --model")
+    else:
+        make_demo(options.model.resolve())
+
+
+if __name__ == "__main__":
+    main()

@@ -4,10 +4,12 @@ Run in an environment with the `[golden]` extra::
 
     python tools/make_golden_fixtures.py small --configs FOLDER     # a folder of real config.json files, named ORG__MODEL.json
     python tools/make_golden_fixtures.py demo --model FILE.gguf
+    python tools/make_golden_fixtures.py quants
 
 `small` scales real configurations down (few layers, small sizes), fills them with reproducible random weights and stores each case's
 logits. `demo` stores greedy continuations and logits of the demo model; its tensors are read with the `gguf` package, so that no code of
-KVSeal stands between the file and the expectation. The versions used are stored with the numbers.
+KVSeal stands between the file and the expectation. `quants` stores blocks of every GGUF type and their values by the `gguf` package.
+The versions used are stored with the numbers.
 """
 
 from __future__ import annotations
@@ -116,7 +118,7 @@ CASES: dict[str, tuple[str, dict[str, object], str, int]] = {
         "Qwen__Qwen3-32B",
         {
             "num_key_value_heads": 4,
-            "head_dim": 12,
+            "head_dim": 24,
             "attention_bias": True,
             "tie_word_embeddings": True,
             "use_sliding_window": True,
@@ -340,6 +342,33 @@ def make_demo(path: Path) -> None:
     (FIXTURES / "demo_greedy.json").write_text(f'{{"versions": {json.dumps(versions())},\n"texts": [\n{body}\n]}}\n')
 
 
+# type -> (bytes per block, offsets of its fp16 fields, which get sane values)
+QUANTS = {
+    "Q4_0": (18, (0,)),
+    "Q4_1": (20, (0, 2)),
+    "Q5_0": (22, (0,)),
+    "Q5_1": (24, (0, 2)),
+    "Q8_0": (34, (0,)),
+    "Q4_K": (144, (0, 2)),
+    "Q5_K": (176, (0, 2)),
+    "Q6_K": (210, (208,)),
+}
+QUANT_BLOCKS = 6
+
+
+def make_quants() -> None:
+    import gguf
+
+    source, stored = np.random.RandomState(7), {}
+    for name, (size, halves) in QUANTS.items():
+        raw = source.randint(0, 256, size=(QUANT_BLOCKS, size)).astype(np.uint8)
+        for at in halves:
+            raw[:, at : at + 2] = source.standard_normal((QUANT_BLOCKS, 1)).astype("<f2").view(np.uint8)
+        stored[f"{name}_raw"] = raw.reshape(-1)
+        stored[f"{name}_values"] = gguf.dequantize(raw.reshape(1, -1), gguf.GGMLQuantizationType[name]).reshape(-1).astype(np.float32)
+    np.savez_compressed(FIXTURES / "quants.npz", **stored)
+
+
 def versions() -> dict[str, str]:
     return {
         "torch": torch.__version__,
@@ -351,13 +380,15 @@ def versions() -> dict[str, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("small", "demo"))
+    parser.add_argument("what", choices=("small", "demo", "quants"))
     parser.add_argument("--configs", type=Path, help="folder of real configurations (small)")
     parser.add_argument("--model", type=Path, help="the demo model's GGUF file (demo)")
     options = parser.parse_args()
     torch.manual_seed(0)
     if options.what == "small":
         make_small(options.configs)
+    elif options.what == "quants":
+        make_quants()
     elif options.model is None:
         parser.error("demo needs --model")
     else:

@@ -200,7 +200,7 @@ def test_an_empty_table_is_refused(bench: Bench) -> None:
     def harm() -> None:
         victim.stamps = array("Q")
 
-    contained(bench, victim, harm, SealCheck.TABLE, ordinal=0, layer=0)
+    contained(bench, victim, harm, SealCheck.TABLE, ordinal=2, layer=0)
 
 
 @pytest.mark.parametrize("page", [24, 2**31, 2**32, 2**63, 2**64 - 1])
@@ -231,6 +231,18 @@ def test_every_broken_row_is_reported(bench: Bench) -> None:
         bench.seals()[rows[index].stamps[0], index % 3]["magic"] = 1
     output = bench.step(*((row, 1) for row in rows))
     assert [(found.row, found.layer) for found in sorted(output.breaks, key=lambda found: found.row)] == [(0, 0), (2, 2), (3, 0)]
+
+
+@pytest.mark.parametrize("shared", ["fresh page", "page in progress"])
+def test_two_rows_of_a_step_never_write_one_page(bench: Bench, shared: str) -> None:
+    """The second writer meets what it would have met one step later, and the first is not disturbed."""
+    first = prefilled(bench, 1, 16 if shared == "fresh page" else 18, 24)
+    second = Sequence_(list(first.tokens), array("Q", first.stamps), done=first.done)
+    alone = bench.hidden(bench.sequence(first.tokens), [])[first.done : first.done + 2]
+    output = bench.step((first, 2), (second, 2))
+    found = only(output.breaks)
+    assert (found.row, found.check) == (1, SealCheck.REUSED if shared == "fresh page" else SealCheck.FILLED)
+    assert same_bits(output.hidden[:2], alone)
 
 
 def test_slots_past_filled_are_never_used(bench: Bench) -> None:

@@ -1,4 +1,7 @@
-"""Every family against Hugging Face transformers: small random checkpoints, real files, stored logits (see tools/make_golden_fixtures.py)."""
+"""Every family against Hugging Face transformers: small random checkpoints as real files, stored logits.
+
+The expectations come from tools/make_golden_fixtures.py.
+"""
 
 from __future__ import annotations
 

@@ -124,7 +124,6 @@ class ReferenceBackend:
     def _row(self, row: _RowView) -> Float32:
         """[tokens, hidden_size] after the last layer. Raises _Broken."""
         spec = self.spec
-        self._check_table(row)
         states = self._embedding[row.tokens] * np.float32(spec.embedding_multiplier)
         angles = np.arange(row.start, row.end, dtype=np.float32)[:, None] * self._frequencies
         cosines = (np.cos(angles.astype(np.float64)) * spec.rope.magnitude).astype(np.float32)
@@ -148,13 +147,14 @@ class ReferenceBackend:
             states = states + residual * _linear(layer.down, inner, norms.down_bias)
         return states
 
-    def _check_table(self, row: _RowView) -> None:
-        """Every page up to the last position is named and lies in the arena."""
-        for ordinal in range(self.geometry.pages_for(row.end)):
-            if ordinal >= len(row.pages):
-                raise _Broken(SealCheck.TABLE, page=-1, ordinal=ordinal, layer=0)
-            if not 0 <= row.pages[ordinal] < self.arena.pages:
-                raise _Broken(SealCheck.TABLE, page=int(row.pages[ordinal]), ordinal=ordinal, layer=0)
+    def _page(self, row: _RowView, ordinal: int, layer: int) -> int:
+        """The page that the table names, which must lie in the arena."""
+        if ordinal >= len(row.pages):
+            raise _Broken(SealCheck.TABLE, page=-1, ordinal=ordinal, layer=layer)
+        page = int(row.pages[ordinal])
+        if not 0 <= page < self.arena.pages:
+            raise _Broken(SealCheck.TABLE, page=page, ordinal=ordinal, layer=layer)
+        return page
 
     def _expected(self, row: _RowView, ordinal: int, layer: int) -> Expected:
         return Expected(int(row.nonces[ordinal]), row.scope, self.geometry.format, ordinal, layer)
@@ -163,7 +163,7 @@ class ReferenceBackend:
         """Checks every page that is to be written, then writes K and V slot by slot and moves `filled` after them (L5)."""
         page_tokens = self.geometry.page_tokens
         for ordinal in range(row.start // page_tokens, self.geometry.pages_for(row.end)):
-            page, slot = int(row.pages[ordinal]), max(row.start - ordinal * page_tokens, 0)
+            page, slot = self._page(row, ordinal, layer), max(row.start - ordinal * page_tokens, 0)
             ledger_nonce = int(row.ledger[page])
             check = self.arena.check_write(page, self._expected(row, ordinal, layer), slot, ledger_nonce)
             if check is not SealCheck.CLEAN:
@@ -180,7 +180,7 @@ class ReferenceBackend:
         ordinals = range(first // page_tokens, self.geometry.pages_for(row.end))
         for ordinal in ordinals:
             needed = min(row.end - ordinal * page_tokens, page_tokens)
-            page = int(row.pages[ordinal])
+            page = self._page(row, ordinal, layer)
             check = self.arena.check_read(page, self._expected(row, ordinal, layer), needed)
             if check is not SealCheck.CLEAN:
                 raise _Broken(check, page=page, ordinal=ordinal, layer=layer)

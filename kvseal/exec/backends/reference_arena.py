@@ -6,7 +6,6 @@ Laws L3-L7, L10: `check_write` and `check_read` are the twins of native/seal.h; 
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy.typing as npt
 from kvseal.core.errors import LawBroken
 from kvseal.core.laws import Law
 from kvseal.exec.backend import Float32, Int32, SealCheck
+from kvseal.exec.backends.reference_digest import page_fold, section_digests
 from kvseal.kv.geometry import KVDtype, KVGeometry
 from kvseal.kv.seal import SEAL_BYTES, SEAL_DTYPE, SEAL_MAGIC
 
@@ -116,18 +116,15 @@ class ReferenceArena:
 
     def seal_digests(self, pages: Int32) -> npt.NDArray[np.uint8]:
         """[n, 16]. Raises LawBroken (L7) for a page that is not full in every layer."""
-        out = np.zeros((len(pages), 16), dtype=np.uint8)
-        for index, page in enumerate(pages):
-            if (self._seals[page]["filled"] != self._geometry.page_tokens).any():
+        geometry = self._geometry
+        for page in pages:
+            if (self._seals[page]["filled"] != geometry.page_tokens).any():
                 raise LawBroken(Law.L7, f"page {int(page)} is not full and cannot be sealed")
-            sections = self.memory[page].reshape(self._geometry.layers, self._geometry.section_bytes)
-            fold = hashlib.blake2b(digest_size=16)
-            for layer, section in enumerate(sections):
-                digest = hashlib.blake2b(section[SEAL_BYTES:].tobytes(), digest_size=16).digest()
-                self._seals[page : page + 1, layer]["digest"] = np.frombuffer(digest, dtype="<u8")
-                fold.update(digest)
-            out[index] = np.frombuffer(fold.digest(), dtype=np.uint8)
-        return out
+        sections = self.memory[pages].reshape(-1, geometry.section_bytes)[:, SEAL_BYTES:]
+        digests = section_digests(np.ascontiguousarray(sections).view("<u8"), geometry.format).reshape(-1, geometry.layers, 2)
+        for page, of_layers in zip(pages, digests, strict=True):
+            self._seals[page]["digest"] = of_layers
+        return page_fold(digests).astype("<u8").view(np.uint8)
 
     def wipe(self, pages: Int32) -> None:
         self.memory[pages] = 0
@@ -153,8 +150,9 @@ def _encode(vectors: Float32, dtype: KVDtype) -> tuple[npt.NDArray[np.generic], 
         return vectors, None
     if dtype is KVDtype.FP16:
         return vectors.astype(np.float16), None
-    scales = np.abs(vectors).max(axis=-1) / np.float32(_LARGEST[dtype])
-    inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales > 0)
+    largest, levels = np.abs(vectors).max(axis=-1), np.float32(_LARGEST[dtype])
+    scales = largest / levels
+    inverse = np.divide(levels, largest, out=np.zeros_like(largest), where=largest > 0)
     integers = np.rint(vectors * inverse[:, None]).astype(np.int8)
     if dtype is KVDtype.INT8:
         return integers, scales

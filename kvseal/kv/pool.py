@@ -256,8 +256,8 @@ class PagePool:
     def readmit(self, proof: QuietProof) -> int:
         """Puts quarantined pages back to free; returns how many. Raises `LawBroken` (L8) unless every one is proven quiet."""
         stamps = array("Q", proof.stamps)
-        if not proof.fence:
-            raise LawBroken(Law.L8, "quarantine is left with proof only")
+        if not proof.fence or len(set(stamps[::2])) != len(stamps) // 2:
+            raise LawBroken(Law.L8, "quarantine is left with proof only, page by page")
         self._require_current(stamps)
         for page in stamps[::2]:
             if self.ledger.state_at[page] != _QUARANTINED or not self.is_quiet(page):
@@ -266,11 +266,11 @@ class PagePool:
         return len(stamps) // 2
 
     def quarantined(self) -> array[int]:
-        """Stamps of all pages in quarantine; what a `QuietProof` would name. O(pool)."""
-        found = array("Q")
-        for page in np.flatnonzero(self.ledger.state == _QUARANTINED).tolist():
+        """Stamps of the pages in quarantine that no ticket is open on; what a `QuietProof` would name. O(pool)."""
+        found, ledger = array("Q"), self.ledger
+        for page in np.flatnonzero((ledger.state == _QUARANTINED) & (ledger.tickets == 0)).tolist():
             found.append(page)
-            found.append(self.ledger.nonce_at[page])
+            found.append(ledger.nonce_at[page])
         return found
 
     # --- proof ----------------------------------------------------------------------------------------------

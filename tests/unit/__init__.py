@@ -1,0 +1,1 @@
+"""Unit tests; they mirror the tree of `kvseal`."""

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from kvseal.serve.llm import LLM
 
 __all__ = ["LLM"]
+__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from pathlib import Path
 
+from kvseal import __version__
 from kvseal.core.config import BACKENDS, KV_DTYPES, PAGE_TOKENS, WEIGHT_FORMATS, EngineConfig, ServeConfig
 from kvseal.core.errors import ConfigError, KVSealError
 
@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_MAIN_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"kvseal {metadata.version('kvseal')}")
+    parser.add_argument("--version", action="version", version=f"kvseal {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_serve(commands)
     _add_run(commands)

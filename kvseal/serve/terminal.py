@@ -1,6 +1,6 @@
-"""One answer in the terminal: ``kvseal run``.
+"""``kvseal run``: one answer in the terminal, streamed.
 
-Owns what is printed: the answer on standard output as it grows, figures on standard error.
+Owns how an answer looks on a terminal: the text alone on standard output, so that it can be piped; what was counted on standard error.
 """
 
 from __future__ import annotations
@@ -9,26 +9,31 @@ import sys
 import time
 
 from kvseal.core.config import EngineConfig
+from kvseal.core.outcome import FinishReason
 from kvseal.core.request import SamplingParams
-from kvseal.serve.llm import LLM
+from kvseal.serve.llm import LLM, Generated
 
 
 def answer_once(config: EngineConfig, prompt: str, *, system: str | None, max_tokens: int | None, temperature: float, seed: int) -> int:
-    """Streams the answer; returns the exit status. Raises `KVSealError`."""
-    messages = ([{"role": "system", "content": system}] if system is not None else []) + [{"role": "user", "content": prompt}]
+    """Prints the answer as it grows; returns the exit status. Raises `SetupError` and `RequestError`."""
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": prompt})
     with LLM.from_config(config) as llm:
-        started_s = time.monotonic()
-        first_s = 0.0
-        tokens = 0
+        start_s = time.monotonic()
+        first_s = start_s
+        finished: Generated | None = None
         for piece in llm.stream_chat(messages, SamplingParams(temperature=temperature, seed=seed), max_tokens=max_tokens):
-            first_s = first_s or time.monotonic() - started_s
-            sys.stdout.write(piece.text)
-            sys.stdout.flush()
-            if piece.finished is not None:
-                tokens = len(piece.finished.tokens)
-        elapsed_s = time.monotonic() - started_s
-    sys.stdout.write("\n")
-    decoding_s = elapsed_s - first_s
-    rate = f", {(tokens - 1) / decoding_s:.0f} tokens/s" if tokens > 1 and decoding_s > 0 else ""
-    print(f"[{tokens} tokens, first after {first_s * 1000:.0f} ms{rate}]", file=sys.stderr)
+            first_s = first_s if first_s > start_s else time.monotonic()
+            print(piece.text, end="", flush=True)
+            finished = piece.finished
+        print(flush=True)
+        if finished is not None and sys.stderr.isatty():
+            print(_summary(finished, first_s - start_s, time.monotonic() - first_s), file=sys.stderr)
     return 0
+
+
+def _summary(answer: Generated, first_token_s: float, rest_s: float) -> str:
+    after_first_tokens = len(answer.tokens) - 1
+    rate = f", then {after_first_tokens / rest_s:.0f} tokens/s" if after_first_tokens > 0 and rest_s > 0 else ""
+    cut = " (cut at the limit)" if answer.finish_reason is FinishReason.LENGTH else ""
+    return f"\n[{answer.prompt_tokens} prompt + {len(answer.tokens)} output tokens{cut}; first after {first_token_s:.2f} s{rate}]"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from .tiny_model import TEMPLATE, start_report, tiny_metadata
 
 from kvseal.serve.chat_template import ChatTemplate
 from kvseal.serve.served import ServedModel
 from kvseal.serve.tokenizer import Tokenizer
 from kvseal.serve.tokenizer_files import from_gguf_metadata
+
+from .tiny_model import TEMPLATE, start_report, tiny_metadata
 
 
 @pytest.fixture(scope="session")

@@ -38,7 +38,8 @@ def test_key_files(tmp_path: Path, text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "# none\n", "justakey\n", "key a b\n", "short t\n", '{"keys": [{"key": "long-enough"}]}', '{"keys": [1]}', "{", '{"long-enough": 1}',
+    ["", "# none\n",
+     "justakey\n", "key a b\n", "short t\n", '{"keys": [{"key": "long-enough"}]}', '{"keys": [1]}', "{", '{"long-enough": 1}',
      "key-of-alice alice\nkey-of-alice bob\n"],
 )  # fmt: skip
 def test_key_files_that_cannot_be_meant(tmp_path: Path, text: str) -> None:

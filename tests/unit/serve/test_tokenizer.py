@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from .tiny_model import byte_alphabet, tiny_metadata
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
@@ -17,6 +16,8 @@ from kvseal.core.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
 from kvseal.serve.pretokenizers import cut_rule
 from kvseal.serve.tokenizer import Tokenizer
 from kvseal.serve.tokenizer_files import from_gguf_metadata, load_tokenizer
+
+from .tiny_model import byte_alphabet, tiny_metadata
 
 SAMPLES = [
     "Hello world",

@@ -1,0 +1,398 @@
+#include "decoder.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "digest.h"
+
+namespace kvseal {
+namespace {
+
+constexpr int FEW_TOKENS = 4;      // so few are handled by whoever ends the stage before: one barrier less
+constexpr int UNIT_BLOCKS = 4;     // row blocks of a linear unit: 32 rows, one group of the next layer's inputs
+constexpr int UNIT_TOKENS = 64;    // tokens of a linear unit
+constexpr int HEAD_BLOCKS = 32;    // row blocks of a unit of the output projection
+constexpr int PARTIAL_HEADER = 8;
+
+int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+void require(bool ok, const std::string& what) {
+    if (!ok) throw std::invalid_argument(what);
+}
+
+const float* or_null(const Vector& v) { return v.empty() ? nullptr : v.data(); }
+
+}  // namespace
+
+void Activations::resize(int tokens) {
+    const size_t n = static_cast<size_t>(tokens);
+    groups = ceil_div(width, GROUP);
+    if (values.size() < n * static_cast<size_t>(width)) values.resize(n * static_cast<size_t>(width));
+    if (!want_quants || scales.size() >= n * static_cast<size_t>(groups)) return;
+    quants.resize(n * static_cast<size_t>(groups) * GROUP);
+    scales.resize(n * static_cast<size_t>(groups));
+    sums.resize(n * static_cast<size_t>(groups));
+}
+
+Inputs Activations::inputs() const {
+    return {values.data(), quants.data(), scales.data(), sums.data(), width, static_cast<int64_t>(groups) * GROUP, groups};
+}
+
+Decoder::Decoder(ModelNumbers numbers, KVLayout kv, std::vector<LayerParts> layers, Vector final_norm, Linear lm_head, Embedding embedding,
+                 int threads, const Kernels& kernels)
+    : m_(std::move(numbers)), kv_(kv), layers_(std::move(layers)), final_norm_(std::move(final_norm)), lm_head_(lm_head),
+      embedding_(embedding), k_(kernels), team_(threads), guard_(kv) {
+    const int q_rows = m_.heads * m_.head_dim, kv_rows = m_.kv_heads * m_.head_dim, half = static_cast<int>(m_.inverse_frequencies.size());
+    require(m_.head_dim % 8 == 0 && m_.head_dim <= 512, "head_dim must be a multiple of 8, at most 512");
+    require(m_.kv_heads > 0 && m_.heads % m_.kv_heads == 0, "heads must be a multiple of kv_heads");
+    require(2 * half <= m_.head_dim, "rotary_dims exceeds head_dim");
+    require(kv_.layers == m_.layers && kv_.kv_heads == m_.kv_heads && kv_.head_dim == m_.head_dim, "geometry and model disagree");
+    require(PARTITION_TOKENS % kv_.page_tokens == 0 && kv_.page_tokens % 8 == 0, "page_tokens must be 8, 16, 32 or 64");
+    require(static_cast<int>(layers_.size()) == m_.layers, "layers missing");
+    require(m_.windows.empty() || static_cast<int>(m_.windows.size()) == m_.layers, "windows: one per layer");
+    require(m_.nope_layers.empty() || static_cast<int>(m_.nope_layers.size()) == m_.layers, "nope_layers: one per layer");
+    require(static_cast<int>(final_norm_.size()) == m_.hidden_size, "final_norm");
+    const auto shaped = [](const Linear& w, int rows, int columns, const char* name) {
+        require(w.rows == rows && w.columns == columns, std::string(name) + " has the wrong shape");
+    };
+    const auto long_as = [](const Vector& v, int n, bool optional, const char* name) {
+        require(static_cast<int>(v.size()) == n || (optional && v.empty()), std::string(name) + " has the wrong length");
+    };
+    const auto wants = [](Activations& a, std::initializer_list<const Linear*> users) {
+        for (const Linear* w : users) (w->quantised() ? a.want_quants : a.want_values) = true;
+    };
+    x_.width = head_.width = m_.hidden_size;
+    attended_.width = q_rows;
+    act_.width = m_.intermediate_size;
+    for (const LayerParts& l : layers_) {
+        shaped(l.q, q_rows, m_.hidden_size, "q");
+        shaped(l.k, kv_rows, m_.hidden_size, "k");
+        shaped(l.v, kv_rows, m_.hidden_size, "v");
+        shaped(l.o, m_.hidden_size, q_rows, "o");
+        shaped(l.gate, m_.intermediate_size, m_.hidden_size, "gate");
+        shaped(l.up, m_.intermediate_size, m_.hidden_size, "up");
+        shaped(l.down, m_.hidden_size, m_.intermediate_size, "down");
+        long_as(l.attn_norm, m_.hidden_size, false, "attn_norm");
+        long_as(l.mlp_norm, m_.hidden_size, false, "mlp_norm");
+        long_as(l.q_bias, q_rows, true, "q_bias");
+        long_as(l.k_bias, kv_rows, true, "k_bias");
+        long_as(l.v_bias, kv_rows, true, "v_bias");
+        long_as(l.o_bias, m_.hidden_size, true, "o_bias");
+        long_as(l.gate_bias, m_.intermediate_size, true, "gate_bias");
+        long_as(l.up_bias, m_.intermediate_size, true, "up_bias");
+        long_as(l.down_bias, m_.hidden_size, true, "down_bias");
+        long_as(l.q_norm, m_.head_dim, true, "q_norm");
+        long_as(l.k_norm, m_.head_dim, true, "k_norm");
+        wants(x_, {&l.q, &l.k, &l.v, &l.gate, &l.up});
+        wants(attended_, {&l.o});
+        wants(act_, {&l.down});
+    }
+    shaped(lm_head_, m_.vocab_size, m_.hidden_size, "lm_head");
+    wants(head_, {&lm_head_});
+    scratch_.assign(static_cast<size_t>(team_.size()), std::vector<float>(static_cast<size_t>(attend_scratch_floats(kv_, m_.heads / m_.kv_heads))));
+}
+
+// --- a step ---------------------------------------------------------------------------------------------------------------------------
+
+std::vector<Break> Decoder::forward(const Step& step) {
+    prepare(step);
+    team_.run([this](int thread) { step_on(thread); });
+    step_ = nullptr;
+    return guard_.take();
+}
+
+void Decoder::prepare(const Step& step) {
+    step_ = &step;
+    tokens_ = step.total_tokens;
+    const size_t n = static_cast<size_t>(tokens_), rows = step.rows.size();
+    row_of_.resize(n);
+    position_of_.resize(n);
+    hidden_slot_.resize(n);
+    int slot = 0;
+    for (size_t r = 0; r < rows; ++r) {
+        const Row& row = step.rows[r];
+        for (int i = 0; i < row.count; ++i) {
+            const size_t t = static_cast<size_t>(row.first_token + i);
+            row_of_[t] = static_cast<int>(r);
+            position_of_[t] = row.start + i;
+            hidden_slot_[t] = i >= row.count - step.hidden_counts[r] ? slot++ : -1;
+        }
+    }
+    guard_.begin(step.rows, step.ledger_nonces);
+    const auto fit = [n](std::vector<float>& v, int width) {
+        if (v.size() < n * static_cast<size_t>(width)) v.resize(n * static_cast<size_t>(width));
+    };
+    const int half = static_cast<int>(m_.inverse_frequencies.size());
+    fit(hidden_, m_.hidden_size);
+    fit(q_, m_.heads * m_.head_dim);
+    fit(key_, m_.kv_heads * m_.head_dim);
+    fit(value_, m_.kv_heads * m_.head_dim);
+    fit(gate_, m_.intermediate_size);
+    fit(up_, m_.intermediate_size);
+    fit(cosines_, half);
+    fit(sines_, half);
+    x_.resize(tokens_);
+    attended_.resize(tokens_);
+    act_.resize(tokens_);
+    plan_attention();
+}
+
+void Decoder::plan_attention() {
+    attend_units_.clear();
+    const int group = m_.heads / m_.kv_heads, block = attend_block_tokens(group);
+    int64_t partial = 0;
+    for (size_t r = step_->rows.size(); r-- > 0;) {
+        const Row& row = step_->rows[r];
+        const int last = row.start + row.count - 1;
+        // Few queries over a long past: one unit per partition, so that several threads can work on one row. Same sums either way.
+        if (tokens_ <= FEW_TOKENS && last >= PARTITION_TOKENS) {
+            for (int t = 0; t < row.count; ++t)
+                for (int head = 0; head < m_.kv_heads; ++head)
+                    for (int p = 0; p <= (row.start + t) / PARTITION_TOKENS; ++p) {
+                        attend_units_.push_back({static_cast<int>(r), head, t, 1, p, partial});
+                        partial += static_cast<int64_t>(group) * (m_.head_dim + PARTIAL_HEADER);
+                    }
+            continue;
+        }
+        for (int t = (row.count - 1) / block * block; t >= 0; t -= block)  // the longest first
+            for (int head = 0; head < m_.kv_heads; ++head)
+                attend_units_.push_back({static_cast<int>(r), head, t, std::min(block, row.count - t), -1, 0});
+    }
+    if (partials_.size() < static_cast<size_t>(partial)) partials_.resize(static_cast<size_t>(partial));
+}
+
+// Units, then work per token, then `after` once.
+template <class Body, class PerToken, class After>
+void Decoder::stage(int thread, int64_t units, Body&& body, PerToken&& per_token, After&& after) {
+    const bool few = tokens_ <= FEW_TOKENS;
+    team_.share(units, thread, body, [&] {
+        if (!few) return;
+        for (int t = 0; t < tokens_; ++t) per_token(t);
+        after();
+    });
+    if (!few) team_.share(tokens_, thread, [&](int64_t t) { per_token(static_cast<int>(t)); }, after);
+}
+
+void Decoder::step_on(int thread) {
+    const Inputs x = x_.inputs(), attended = attended_.inputs(), act = act_.inputs();
+    const auto nothing = [] {};
+    stage(thread, tokens_, [&](int64_t t) { embed(static_cast<int>(t)); }, [&](int t) { norm_into(t, layers_[0].attn_norm, x_); },
+          [&] { guard_.check_append(0); });
+    for (int i = 0; i < m_.layers; ++i) {
+        const LayerParts& layer = layers_[static_cast<size_t>(i)];
+        const LinearPlan q{&layer.q, &x, {q_.data(), m_.heads * m_.head_dim, or_null(layer.q_bias), 1.0f, false}};
+        const LinearPlan k{&layer.k, &x, {key_.data(), m_.kv_heads * m_.head_dim, or_null(layer.k_bias), 1.0f, false}};
+        const LinearPlan v{&layer.v, &x, {value_.data(), m_.kv_heads * m_.head_dim, or_null(layer.v_bias), 1.0f, false}};
+        const int64_t q_units = linear_units(layer.q), k_units = linear_units(layer.k);
+        const auto qkv_unit = [&](int64_t unit) {
+            if (unit < q_units) return linear_unit(q, unit);
+            unit -= q_units;
+            unit < k_units ? linear_unit(k, unit) : linear_unit(v, unit - k_units);
+        };
+        stage(thread, q_units + k_units + linear_units(layer.v), qkv_unit, [&](int t) { finish_heads(i, t); }, [&] { guard_.advance(i); });
+
+        stage(thread, static_cast<int64_t>(attend_units_.size()),
+              [&](int64_t unit) { attend_unit(i, thread, attend_units_[static_cast<size_t>(unit)]); }, [&](int t) { finish_attention(t); },
+              [&] { guard_.collect(i); });
+
+        const LinearPlan o{&layer.o, &attended, {hidden_.data(), m_.hidden_size, or_null(layer.o_bias), m_.residual_multiplier, true}};
+        stage(thread, linear_units(layer.o), [&](int64_t unit) { linear_unit(o, unit); },
+              [&](int t) { norm_into(t, layer.mlp_norm, x_); }, nothing);
+
+        team_.share(linear_units(layer.gate), thread, [&](int64_t unit) { gate_up_unit(layer, unit); }, nothing);
+
+        const bool last = i + 1 == m_.layers;
+        const LinearPlan down{&layer.down, &act, {hidden_.data(), m_.hidden_size, or_null(layer.down_bias), m_.residual_multiplier, true}};
+        stage(thread, linear_units(layer.down), [&](int64_t unit) { linear_unit(down, unit); },
+              [&](int t) { last ? finish_hidden(t) : norm_into(t, layers_[static_cast<size_t>(i) + 1].attn_norm, x_); },
+              [&] {
+                  if (!last) guard_.check_append(i + 1);
+              });
+    }
+}
+
+// --- linear layers --------------------------------------------------------------------------------------------------------------------
+
+int64_t Decoder::linear_units(const Linear& w) const {
+    return static_cast<int64_t>(ceil_div(w.row_blocks, UNIT_BLOCKS)) * ceil_div(tokens_, UNIT_TOKENS);
+}
+
+void Decoder::linear_unit(const LinearPlan& plan, int64_t unit) const {
+    const int chunks = ceil_div(plan.w->row_blocks, UNIT_BLOCKS);
+    const int block = static_cast<int>(unit % chunks) * UNIT_BLOCKS, token = static_cast<int>(unit / chunks) * UNIT_TOKENS;
+    k_.linear(*plan.w, *plan.in, token, std::min(token + UNIT_TOKENS, tokens_), block, std::min(block + UNIT_BLOCKS, plan.w->row_blocks),
+              plan.out);
+}
+
+void Decoder::gate_up_unit(const LayerParts& layer, int64_t unit) {
+    const Inputs x = x_.inputs();
+    linear_unit({&layer.gate, &x, {gate_.data(), m_.intermediate_size, or_null(layer.gate_bias), 1.0f, false}}, unit);
+    linear_unit({&layer.up, &x, {up_.data(), m_.intermediate_size, or_null(layer.up_bias), 1.0f, false}}, unit);
+    const int chunks = ceil_div(layer.gate.row_blocks, UNIT_BLOCKS), width = UNIT_BLOCKS * ROW_BLOCK;
+    const int column = static_cast<int>(unit % chunks) * width, token = static_cast<int>(unit / chunks) * UNIT_TOKENS;
+    const int n = std::min(width, m_.intermediate_size - column);
+    static_assert(UNIT_BLOCKS * ROW_BLOCK == GROUP, "a unit's outputs are one group of the next layer's inputs");
+    for (int t = token; t < std::min(token + UNIT_TOKENS, tokens_); ++t) {
+        const int64_t at = static_cast<int64_t>(t) * m_.intermediate_size + column;
+        float* out = act_.values.data() + at;
+        k_.silu_multiply(gate_.data() + at, up_.data() + at, n, out);
+        if (!act_.want_quants) continue;
+        const int64_t group = static_cast<int64_t>(t) * act_.groups + column / GROUP;
+        k_.quantise(out, n, act_.quants.data() + group * GROUP, act_.scales.data() + group, act_.sums.data() + group);
+    }
+}
+
+// --- per token ------------------------------------------------------------------------------------------------------------------------
+
+void Decoder::embed(int token) {
+    const int id = step_->tokens[token], half = static_cast<int>(m_.inverse_frequencies.size());
+    float* h = hidden_.data() + static_cast<int64_t>(token) * m_.hidden_size;
+    const int64_t stored = embedding_.row_order != nullptr ? embedding_.row_order[id] : id;
+    dequantise_row(embedding_.type, embedding_.raw + stored * embedding_.row_bytes, m_.hidden_size, h);
+    if (m_.embedding_multiplier != 1.0f)
+        for (int i = 0; i < m_.hidden_size; ++i) h[i] *= m_.embedding_multiplier;
+    // The angle is a float32 product, as models are trained with; only its cosine and sine are taken more exactly.
+    const float position = static_cast<float>(position_of_[static_cast<size_t>(token)]);
+    for (int i = 0; i < half; ++i) {
+        const double angle = static_cast<double>(position * m_.inverse_frequencies[static_cast<size_t>(i)]);
+        cosines_[static_cast<size_t>(token * half + i)] = static_cast<float>(std::cos(angle)) * m_.rope_magnitude;
+        sines_[static_cast<size_t>(token * half + i)] = static_cast<float>(std::sin(angle)) * m_.rope_magnitude;
+    }
+}
+
+void Decoder::norm_into(int token, const Vector& weight, Activations& to) {
+    float* out = to.values.data() + static_cast<int64_t>(token) * to.width;
+    k_.rms_norm(hidden_.data() + static_cast<int64_t>(token) * m_.hidden_size, weight.data(), m_.hidden_size, m_.norm_eps, out);
+    const int64_t group = static_cast<int64_t>(token) * to.groups;
+    if (to.want_quants) k_.quantise(out, to.width, to.quants.data() + group * GROUP, to.scales.data() + group, to.sums.data() + group);
+}
+
+void Decoder::finish_heads(int layer, int token) {
+    const size_t l = static_cast<size_t>(layer);
+    const LayerParts& parts = layers_[l];
+    float* q = q_.data() + static_cast<int64_t>(token) * m_.heads * m_.head_dim;
+    float* k = key_.data() + static_cast<int64_t>(token) * m_.kv_heads * m_.head_dim;
+    const float* v = value_.data() + static_cast<int64_t>(token) * m_.kv_heads * m_.head_dim;
+    if (!parts.q_norm.empty())
+        for (int h = 0; h < m_.heads; ++h) k_.rms_norm(q + h * m_.head_dim, parts.q_norm.data(), m_.head_dim, m_.norm_eps, q + h * m_.head_dim);
+    if (!parts.k_norm.empty())
+        for (int h = 0; h < m_.kv_heads; ++h) k_.rms_norm(k + h * m_.head_dim, parts.k_norm.data(), m_.head_dim, m_.norm_eps, k + h * m_.head_dim);
+    if (m_.nope_layers.empty() || m_.nope_layers[l] == 0) {
+        const int half = static_cast<int>(m_.inverse_frequencies.size());
+        const float* cosines = cosines_.data() + static_cast<int64_t>(token) * half;
+        const float* sines = sines_.data() + static_cast<int64_t>(token) * half;
+        k_.rope(q, m_.heads, m_.head_dim, half, cosines, sines);
+        k_.rope(k, m_.kv_heads, m_.head_dim, half, cosines, sines);
+    }
+    const int r = row_of_[static_cast<size_t>(token)], position = position_of_[static_cast<size_t>(token)];
+    if (guard_.dead(r)) return;
+    const Row& row = step_->rows[static_cast<size_t>(r)];
+    k_.store_kv(kv_, static_cast<int64_t>(row.page(position / kv_.page_tokens)), layer, position % kv_.page_tokens, k, v);
+}
+
+void Decoder::finish_attention(int token) {
+    const int r = row_of_[static_cast<size_t>(token)], group = m_.heads / m_.kv_heads;
+    const Row& row = step_->rows[static_cast<size_t>(r)];
+    float* out = attended_.values.data() + static_cast<int64_t>(token) * attended_.width;
+    if (guard_.reported(r)) {
+        std::fill(out, out + attended_.width, 0.0f);
+    } else {
+        for (size_t u = 0; tokens_ <= FEW_TOKENS && u < attend_units_.size(); ++u) {
+            const AttendUnit& unit = attend_units_[u];
+            if (unit.row != r || unit.partition != 0 || row.first_token + unit.token != token) continue;
+            k_.attend_combine(partials_.data() + unit.partial, position_of_[static_cast<size_t>(token)] / PARTITION_TOKENS + 1, group,
+                              m_.head_dim, out + static_cast<int64_t>(unit.kv_head) * group * m_.head_dim);
+        }
+    }
+    const int64_t at = static_cast<int64_t>(token) * attended_.groups;
+    if (attended_.want_quants)
+        k_.quantise(out, attended_.width, attended_.quants.data() + at * GROUP, attended_.scales.data() + at, attended_.sums.data() + at);
+}
+
+void Decoder::finish_hidden(int token) {
+    const int slot = hidden_slot_[static_cast<size_t>(token)];
+    if (slot < 0) return;
+    k_.rms_norm(hidden_.data() + static_cast<int64_t>(token) * m_.hidden_size, final_norm_.data(), m_.hidden_size, m_.norm_eps,
+                step_->hidden + static_cast<int64_t>(slot) * m_.hidden_size);
+}
+
+// --- pages ----------------------------------------------------------------------------------------------------------------------------
+
+void Decoder::attend_unit(int layer, int thread, const AttendUnit& unit) {
+    const size_t r = static_cast<size_t>(unit.row);
+    if (guard_.dead(unit.row)) return;
+    const Row& row = step_->rows[r];
+    const int group = m_.heads / m_.kv_heads, first_head = unit.kv_head * group;
+    const int64_t token = row.first_token + unit.token;
+    AttendWork work;
+    work.kv = &kv_;
+    work.row = &row;
+    work.layer = layer;
+    work.kv_head = unit.kv_head;
+    work.group = group;
+    work.first_position = row.start + unit.token;
+    work.tokens = unit.tokens;
+    work.window = m_.windows.empty() ? 0 : m_.windows[static_cast<size_t>(layer)];
+    work.scale = m_.attention_scale;
+    work.q = q_.data() + (token * m_.heads + first_head) * m_.head_dim;
+    work.q_stride = static_cast<int64_t>(m_.heads) * m_.head_dim;
+    work.scratch = scratch_[static_cast<size_t>(thread)].data();
+    float* out = attended_.values.data() + token * attended_.width + static_cast<int64_t>(first_head) * m_.head_dim;
+    const uint64_t key = unit.partition < 0 ? k_.attend(work, out, attended_.width)
+                                            : k_.attend_partition(work, unit.partition, partials_.data() + unit.partial);
+    if (key != UNBROKEN) guard_.report(unit.row, key);
+}
+
+bool Decoder::seal_digests(const int32_t* pages, int count, uint8_t* folds) {
+    for (int i = 0; i < count; ++i)
+        for (int layer = 0; layer < kv_.layers; ++layer)
+            if (filled_slots(kv_.seal(pages[i], layer)) != kv_.page_tokens) return false;
+    const auto page_unit = [&](int64_t i) {
+        uint64_t low = 0x9E3779B97F4A7C15ULL, high = 0xD1B54A32D192ED03ULL;
+        for (int layer = 0; layer < kv_.layers; ++layer) {
+            Seal* seal = kv_.seal(pages[i], layer);
+            const Digest digest = digest_of(kv_.run(pages[i], layer, false), static_cast<size_t>(2 * kv_.run_bytes), kv_.format);
+            seal->digest[0] = digest.low;
+            seal->digest[1] = digest.high;
+            low = digest_detail::fold(low ^ digest.low, digest_detail::K0 ^ static_cast<uint64_t>(layer)) + digest.high;
+            high = digest_detail::fold(high ^ digest.high, digest_detail::K1 ^ static_cast<uint64_t>(layer)) + digest.low;
+        }
+        std::memcpy(folds + i * 16, &low, 8);
+        std::memcpy(folds + i * 16 + 8, &high, 8);
+    };
+    team_.run([&](int thread) { team_.share(count, thread, page_unit, [] {}); });
+    return true;
+}
+
+// --- logits ---------------------------------------------------------------------------------------------------------------------------
+
+void Decoder::logits(const float* hidden, int rows, float* out) {
+    head_.resize(rows);
+    std::memcpy(head_.values.data(), hidden, static_cast<size_t>(rows) * static_cast<size_t>(m_.hidden_size) * 4);
+    const Inputs in = head_.inputs();
+    const Outputs to{out, m_.vocab_size, nullptr, 1.0f, false};
+    const int chunks = ceil_div(lm_head_.row_blocks, HEAD_BLOCKS);
+    const auto quantise_row = [&](int64_t i) {
+        const int64_t group = i * head_.groups;
+        k_.quantise(head_.values.data() + i * head_.width, head_.width, head_.quants.data() + group * GROUP, head_.scales.data() + group,
+                    head_.sums.data() + group);
+    };
+    const auto unit = [&](int64_t u) {
+        const int block = static_cast<int>(u % chunks) * HEAD_BLOCKS, row = static_cast<int>(u / chunks) * UNIT_TOKENS;
+        const int row_end = std::min(row + UNIT_TOKENS, rows), block_end = std::min(block + HEAD_BLOCKS, lm_head_.row_blocks);
+        k_.linear(lm_head_, in, row, row_end, block, block_end, to);
+        if (m_.logits_divisor == 1.0f) return;
+        const int end = std::min(block_end * ROW_BLOCK, m_.vocab_size);
+        for (int i = row; i < row_end; ++i)
+            for (int column = block * ROW_BLOCK; column < end; ++column) out[static_cast<int64_t>(i) * m_.vocab_size + column] /= m_.logits_divisor;
+    };
+    team_.run([&](int thread) {
+        if (head_.want_quants) team_.share(rows, thread, quantise_row, [] {});
+        team_.share(static_cast<int64_t>(chunks) * ceil_div(rows, UNIT_TOKENS), thread, unit, [] {});
+    });
+}
+
+}  // namespace kvseal

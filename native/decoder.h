@@ -1,0 +1,126 @@
+// One step of the model: new tokens in, hidden states and broken seals out.
+//
+// Owns the layer loop, the activations and the division of work. Every payload access goes through the kernels' seal checks (L3-L7, L10);
+// a row that breaks a seal is flagged, writes nothing more, and no other row changes by a bit (L12, L13). Never allocates pages, never
+// samples, never decides what runs.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "kernels.h"
+#include "memory.h"
+#include "pack.h"
+#include "pages.h"
+#include "threads.h"
+
+namespace kvseal {
+
+struct ModelNumbers {
+    int vocab_size = 0, hidden_size = 0, intermediate_size = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0;
+    float norm_eps = 1e-5f, rope_magnitude = 1.0f, attention_scale = 0.0f;
+    float embedding_multiplier = 1.0f, residual_multiplier = 1.0f, logits_divisor = 1.0f;
+    std::vector<float> inverse_frequencies;
+    std::vector<int> windows;         // per layer; 0 = full attention
+    std::vector<uint8_t> nope_layers; // per layer; 1 = no rotary embedding
+};
+
+using Vector = std::vector<float>;  // empty = absent
+
+struct LayerParts {
+    Linear q, k, v, o, gate, up, down;
+    Vector attn_norm, mlp_norm;
+    Vector q_bias, k_bias, v_bias, o_bias, gate_bias, up_bias, down_bias, q_norm, k_norm;
+};
+
+struct Embedding {
+    SourceType type = SRC_F32;
+    const uint8_t* raw = nullptr;
+    int64_t row_bytes = 0;
+    const int32_t* row_order = nullptr;
+};
+
+struct Step {
+    const int32_t* tokens = nullptr;
+    int total_tokens = 0;
+    std::vector<Row> rows;
+    const int32_t* hidden_counts = nullptr;
+    const uint64_t* ledger_nonces = nullptr;
+    float* hidden = nullptr;
+};
+
+// Activations of all tokens of a step in the forms that the next linear layers read.
+struct Activations {
+    int width = 0, groups = 0;
+    bool want_quants = false, want_values = false;
+    std::vector<float> values, scales, sums;
+    std::vector<int8_t> quants;
+
+    void resize(int tokens);
+    Inputs inputs() const;
+};
+
+class Decoder {
+  public:
+    // Throws std::invalid_argument when sizes contradict each other.
+    Decoder(ModelNumbers numbers, KVLayout kv, std::vector<LayerParts> layers, Vector final_norm, Linear lm_head, Embedding embedding,
+            int threads, const Kernels& kernels);
+
+    std::vector<Break> forward(const Step& step);
+    void logits(const float* hidden, int rows, float* out);
+    // Digests full pages, writes each layer's digest into its seal, folds[i] = 16 bytes of page i. Returns false if a page is not full.
+    bool seal_digests(const int32_t* pages, int count, uint8_t* folds);
+
+    const ModelNumbers& numbers() const { return m_; }
+    const KVLayout& kv() const { return kv_; }
+    const Kernels& kernels() const { return k_; }
+    int threads() const { return team_.size(); }
+
+  private:
+    struct AttendUnit {
+        int row, kv_head, token, tokens;  // token: first of the unit, counted within the row
+        int partition;                    // -1: all of them
+        int64_t partial;                  // place in partials_
+    };
+    struct LinearPlan {
+        const Linear* w;
+        const Inputs* in;
+        Outputs out;
+    };
+
+    void prepare(const Step& step);
+    void plan_attention();
+    void step_on(int thread);
+    template <class Body, class PerToken, class After>
+    void stage(int thread, int64_t units, Body&& body, PerToken&& per_token, After&& after);
+    int64_t linear_units(const Linear& w) const;
+    void linear_unit(const LinearPlan& plan, int64_t unit) const;
+    void gate_up_unit(const LayerParts& layer, int64_t unit);
+
+    void embed(int token);
+    void norm_into(int token, const Vector& weight, Activations& to);
+    void finish_heads(int layer, int token);
+    void attend_unit(int layer, int thread, const AttendUnit& unit);
+    void finish_attention(int token);
+    void finish_hidden(int token);
+
+    ModelNumbers m_;
+    KVLayout kv_;
+    std::vector<LayerParts> layers_;
+    Vector final_norm_;
+    Linear lm_head_;
+    Embedding embedding_;
+    const Kernels& k_;
+    Team team_;
+    PageGuard guard_;
+
+    // The step in progress.
+    const Step* step_ = nullptr;
+    int tokens_ = 0;
+    std::vector<int> row_of_, position_of_, hidden_slot_;
+    std::vector<AttendUnit> attend_units_;
+    std::vector<float> hidden_, q_, key_, value_, gate_, up_, cosines_, sines_, partials_;
+    std::vector<std::vector<float>> scratch_;
+    Activations x_, attended_, act_, head_;
+};
+
+}  // namespace kvseal

@@ -1,0 +1,94 @@
+// The table of kernels of one instruction set.
+//
+// Owns the signatures between the step (decoder.cpp), the bindings and the kernels. Each instruction set compiles kernels.cpp once, with
+// its own flags and in its own namespace, and offers one table; which one runs is chosen at run time.
+// L13: every kernel computes an output element from its own row alone, in an order that depends on nothing but the element's own sizes.
+#pragma once
+#include <cstdint>
+
+#include "layout.h"
+
+namespace kvseal {
+
+// How a linear layer's weights are packed. Rows are interleaved by 8: lane = output row.
+enum PackFormat : int32_t {
+    PACK_FP32 = 0,  // [row block][column][8] float
+    PACK_BF16,      // [row block][column][8] upper half of a float
+    PACK_Q8,        // groups of 32: w = scale * q, q signed
+    PACK_Q8M,       // w = scale * q + minimum
+    PACK_Q4,        // w = scale * (q - 8), q 0..15
+    PACK_Q4M,       // w = scale * q + minimum
+};
+constexpr int ROW_BLOCK = 8;
+constexpr int GROUP = 32;
+
+struct Linear {
+    PackFormat format = PACK_FP32;
+    int32_t rows = 0, columns = 0;
+    int32_t row_blocks = 0, groups = 0;
+    const uint8_t* weights = nullptr;  // elements, row block after row block
+    const uint16_t* scales = nullptr;  // fp16 [row block][group][8]
+    const uint16_t* minimums = nullptr;
+
+    bool quantised() const { return format >= PACK_Q8; }
+};
+
+// Inputs of a linear layer, T tokens: floats, and for quantised weights 8-bit groups of 32.
+struct Inputs {
+    const float* values;      // [T][value_stride]
+    const int8_t* quants;     // [T][quant_stride], quant_stride = 32 * groups
+    const float* scales;      // [T][group_stride]
+    const float* scaled_sums; // [T][group_stride], scale * (sum of the group's quants)
+    int64_t value_stride, quant_stride, group_stride;
+};
+
+// out[t][row] = y + bias, or += multiplier * (y + bias).
+struct Outputs {
+    float* out;  // element (token 0, row 0)
+    int64_t stride;
+    const float* bias;
+    float multiplier;
+    bool add;
+};
+
+// One unit of attention: `tokens` consecutive queries of one row against one KV head.
+struct AttendWork {
+    const KVLayout* kv;
+    const Row* row;
+    int32_t layer, kv_head, group;  // group = query heads per KV head
+    int32_t first_position, tokens;
+    int32_t window;
+    float scale;
+    const float* q;  // query of the first token, first head of the group; heads contiguous
+    int64_t q_stride;
+    float* scratch;  // attend_scratch_floats
+};
+constexpr int ATTEND_QUERIES = 32;  // tokens * group of one unit, at most (a unit of one token may have more heads)
+
+struct Kernels {
+    const char* name;
+    void (*linear)(const Linear&, const Inputs&, int token_begin, int token_end, int block_begin, int block_end, const Outputs&);
+    // 32-groups of x[n]; the last group is padded with zeros.
+    void (*quantise)(const float* x, int n, int8_t* quants, float* scales, float* scaled_sums);
+    void (*rms_norm)(const float* x, const float* weight, int n, float eps, float* out);
+    // Rotates `heads` vectors in place; cos and sin have rotary_dims / 2 entries.
+    void (*rope)(float* x, int heads, int head_dim, int half, const float* cosines, const float* sines);
+    void (*silu_multiply)(const float* gate, const float* up, int n, float* out);
+    // Writes one token's K and V, all heads, into slot `slot` of a page's layer.
+    void (*store_kv)(const KVLayout&, int64_t page, int layer, int slot, const float* k, const float* v);
+    // Checks every page that the unit reads, then computes; out[token][head of group][dim]. Returns UNBROKEN or the lowest break.
+    uint64_t (*attend)(const AttendWork&, float* out, int64_t out_stride);
+    // The same for one partition only: partial[query] = maximum, sum, head_dim accumulators.
+    uint64_t (*attend_partition)(const AttendWork&, int partition, float* partial);
+    // Combines partials [partitions][group] of one token in order; writes out[head of group][dim].
+    void (*attend_combine)(const float* partials, int partitions, int group, int head_dim, float* out);
+    void (*exponential)(const float* x, int n, float* out);
+};
+
+int64_t attend_scratch_floats(const KVLayout& kv, int group);
+int attend_block_tokens(int group);
+
+const Kernels& portable_kernels();
+const Kernels* avx2_kernels();  // null when not compiled in or the CPU lacks it
+
+}  // namespace kvseal

@@ -1,0 +1,88 @@
+// Linear layers: tiles of row blocks by tokens over every weight format, and what happens to the result.
+//
+// Owns the tiling and the float kernels. A tile's shape changes speed, never bits (L13): float formats accumulate column after column,
+// one fused multiply-add each.
+#pragma once
+#include "linear_quant.h"
+
+namespace kvseal {
+namespace KVSEAL_ISA {
+
+template <PackFormat FORMAT, int R, int T>
+static inline void float_tile(const Linear& w, const Inputs& in, int token, int block, f8 (&acc)[R][T]) {
+    const int64_t stride = static_cast<int64_t>(w.columns) * ROW_BLOCK;
+    const float* x = in.values + token * in.value_stride;
+    const float* full = reinterpret_cast<const float*>(w.weights) + block * stride;
+    const uint16_t* half = reinterpret_cast<const uint16_t*>(w.weights) + block * stride;
+    for (int r = 0; r < R; ++r)
+        for (int t = 0; t < T; ++t) acc[r][t] = splat(0.0f);
+    for (int c = 0; c < w.columns; ++c)
+        for (int r = 0; r < R; ++r) {
+            const f8 row = FORMAT == PACK_FP32 ? load8(full + r * stride + c * ROW_BLOCK) : load_bf16_8(half + r * stride + c * ROW_BLOCK);
+            for (int t = 0; t < T; ++t) acc[r][t] = fma8(row, splat(x[t * in.value_stride + c]), acc[r][t]);
+        }
+}
+
+static inline void put(const Outputs& to, int token, int row, int rows, f8 y) {
+    float* out = to.out + token * to.stride + row;
+    if (row + ROW_BLOCK <= rows) {
+        if (to.bias != nullptr) y = y + load8(to.bias + row);
+        store8(out, to.add ? fma8(y, splat(to.multiplier), load8(out)) : y);
+        return;
+    }
+    float lane[ROW_BLOCK], old[ROW_BLOCK] = {};
+    const int left = rows - row;
+    for (int i = 0; i < ROW_BLOCK; ++i) lane[i] = to.bias != nullptr && i < left ? to.bias[row + i] : 0.0f;
+    if (to.bias != nullptr) y = y + load8(lane);
+    for (int i = 0; to.add && i < left; ++i) old[i] = out[i];
+    store8(lane, to.add ? fma8(y, splat(to.multiplier), load8(old)) : y);
+    for (int i = 0; i < left; ++i) out[i] = lane[i];
+}
+
+template <PackFormat FORMAT, int R, int T>
+static inline void tile(const Linear& w, const Inputs& in, int token, int block, const Outputs& to) {
+    f8 acc[R][T];
+    if constexpr (FORMAT >= PACK_Q8)
+        quant_tile<FORMAT, R, T>(w, in, token, block, acc);
+    else
+        float_tile<FORMAT, R, T>(w, in, token, block, acc);
+    for (int r = 0; r < R; ++r)
+        for (int t = 0; t < T; ++t) put(to, token + t, (block + r) * ROW_BLOCK, w.rows, acc[r][t]);
+}
+
+// All row blocks for T tokens, R at a time.
+template <PackFormat FORMAT, int R, int T>
+static inline void strip(const Linear& w, const Inputs& in, int token, int begin, int end, const Outputs& to) {
+    int block = begin;
+    for (; block + R <= end; block += R) tile<FORMAT, R, T>(w, in, token, block, to);
+    for (; block < end; ++block) tile<FORMAT, 1, T>(w, in, token, block, to);
+}
+
+template <PackFormat FORMAT>
+static void linear_of(const Linear& w, const Inputs& in, int token_begin, int token_end, int begin, int end, const Outputs& to) {
+    constexpr bool QUANT = FORMAT >= PACK_Q8;
+    constexpr int FEW = QUANT ? 2 : 4;   // row blocks at once for a single token: independent chains hide latency
+    constexpr int MANY = QUANT ? 1 : 2;  // for four tokens
+    int t = token_begin;
+    for (; t + 4 <= token_end; t += 4) strip<FORMAT, MANY, 4>(w, in, t, begin, end, to);
+    switch (token_end - t) {
+        case 3: strip<FORMAT, MANY, 3>(w, in, t, begin, end, to); break;
+        case 2: strip<FORMAT, MANY, 2>(w, in, t, begin, end, to); break;
+        case 1: strip<FORMAT, FEW, 1>(w, in, t, begin, end, to); break;
+        default: break;
+    }
+}
+
+static void linear(const Linear& w, const Inputs& in, int token_begin, int token_end, int begin, int end, const Outputs& to) {
+    switch (w.format) {
+        case PACK_FP32: return linear_of<PACK_FP32>(w, in, token_begin, token_end, begin, end, to);
+        case PACK_BF16: return linear_of<PACK_BF16>(w, in, token_begin, token_end, begin, end, to);
+        case PACK_Q8: return linear_of<PACK_Q8>(w, in, token_begin, token_end, begin, end, to);
+        case PACK_Q8M: return linear_of<PACK_Q8M>(w, in, token_begin, token_end, begin, end, to);
+        case PACK_Q4: return linear_of<PACK_Q4>(w, in, token_begin, token_end, begin, end, to);
+        case PACK_Q4M: return linear_of<PACK_Q4M>(w, in, token_begin, token_end, begin, end, to);
+    }
+}
+
+}  // namespace KVSEAL_ISA
+}  // namespace kvseal

@@ -1,0 +1,155 @@
+// y = W x for weights in 8-bit or 4-bit groups of 32 and inputs in 8-bit groups of 32.
+//
+// A lane is an output row. In each group the products are summed exactly in integers; then acc = fma(weight scale * input scale, sum, acc),
+// group after group. Minimums come first: acc = sum over groups of minimum * (input scale * sum of the input's quants). Every output
+// element therefore has one order, whatever the number of tokens or the tile that computes it (L13).
+// 4 bits: a 16-bit lane takes 16 products of at most 15 * 127 (30,480 < 32,768) before it must widen.
+#pragma once
+#include "../kernels.h"
+#include "simd.h"
+
+namespace kvseal {
+namespace KVSEAL_ISA {
+
+constexpr int Q4_BLOCK = ROW_BLOCK * GROUP / 2;  // bytes of 8 rows x 32 columns
+constexpr int Q8_BLOCK = ROW_BLOCK * GROUP;
+
+// Integer dot products of one group: R row blocks (each `stride` bytes apart) by T tokens. sums[r][t] = 8 rows.
+#if defined(KVSEAL_AVX2)
+static inline __m256i broadcast4(const int8_t* p) {
+    int32_t word;
+    __builtin_memcpy(&word, p, 4);
+    return _mm256_set1_epi32(word);
+}
+
+template <int R, int T>
+static inline void dot_q4(const uint8_t* w, int64_t stride, const int8_t* x, int64_t x_stride, f8 (&sums)[R][T]) {
+    const __m256i mask = _mm256_set1_epi8(15);
+    const __m256i ones = _mm256_set1_epi16(1);
+    __m256i total[R][T];
+    for (int i = 0; i < 4; ++i) {
+        for (int r = 0; r < R; ++r) {
+            const __m256i raw = _mm256_load_si256(reinterpret_cast<const __m256i*>(w + r * stride + i * 32));
+            const __m256i low = _mm256_and_si256(raw, mask);
+            const __m256i high = _mm256_and_si256(_mm256_srli_epi16(raw, 4), mask);
+            for (int t = 0; t < T; ++t) {
+                const __m256i a = _mm256_maddubs_epi16(low, broadcast4(x + t * x_stride + i * 4));
+                const __m256i b = _mm256_maddubs_epi16(high, broadcast4(x + t * x_stride + 16 + i * 4));
+                const __m256i both = _mm256_add_epi16(a, b);
+                total[r][t] = i == 0 ? both : _mm256_add_epi16(total[r][t], both);
+            }
+        }
+    }
+    for (int r = 0; r < R; ++r)
+        for (int t = 0; t < T; ++t) sums[r][t] = _mm256_cvtepi32_ps(_mm256_madd_epi16(total[r][t], ones));
+}
+
+template <int R, int T>
+static inline void dot_q8(const uint8_t* w, int64_t stride, const int8_t* x, int64_t x_stride, f8 (&sums)[R][T]) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    __m256i total[R][T];
+    for (int i = 0; i < 8; ++i) {
+        for (int r = 0; r < R; ++r) {
+            const __m256i q = _mm256_load_si256(reinterpret_cast<const __m256i*>(w + r * stride + i * 32));
+            const __m256i size = _mm256_abs_epi8(q);
+            for (int t = 0; t < T; ++t) {
+                const __m256i signed_x = _mm256_sign_epi8(broadcast4(x + t * x_stride + i * 4), q);
+                const __m256i wide = _mm256_madd_epi16(_mm256_maddubs_epi16(size, signed_x), ones);
+                total[r][t] = i == 0 ? wide : _mm256_add_epi32(total[r][t], wide);
+            }
+        }
+    }
+    for (int r = 0; r < R; ++r)
+        for (int t = 0; t < T; ++t) sums[r][t] = _mm256_cvtepi32_ps(total[r][t]);
+}
+#else
+template <int R, int T>
+static inline void dot_q4(const uint8_t* w, int64_t stride, const int8_t* x, int64_t x_stride, f8 (&sums)[R][T]) {
+    for (int r = 0; r < R; ++r)
+        for (int t = 0; t < T; ++t) {
+            int32_t total[ROW_BLOCK] = {};
+            for (int i = 0; i < 4; ++i)
+                for (int lane = 0; lane < ROW_BLOCK; ++lane)
+                    for (int b = 0; b < 4; ++b) {
+                        const int pair = w[r * stride + i * 32 + lane * 4 + b];
+                        total[lane] += (pair & 15) * x[t * x_stride + i * 4 + b] + (pair >> 4) * x[t * x_stride + 16 + i * 4 + b];
+                    }
+            for (int lane = 0; lane < ROW_BLOCK; ++lane) sums[r][t][lane] = static_cast<float>(total[lane]);
+        }
+}
+
+template <int R, int T>
+static inline void dot_q8(const uint8_t* w, int64_t stride, const int8_t* x, int64_t x_stride, f8 (&sums)[R][T]) {
+    for (int r = 0; r < R; ++r)
+        for (int t = 0; t < T; ++t) {
+            int32_t total[ROW_BLOCK] = {};
+            for (int i = 0; i < 8; ++i)
+                for (int lane = 0; lane < ROW_BLOCK; ++lane)
+                    for (int b = 0; b < 4; ++b)
+                        total[lane] += static_cast<int8_t>(w[r * stride + i * 32 + lane * 4 + b]) * x[t * x_stride + i * 4 + b];
+            for (int lane = 0; lane < ROW_BLOCK; ++lane) sums[r][t][lane] = static_cast<float>(total[lane]);
+        }
+}
+#endif
+
+// R row blocks from `block`, T tokens from `token`: acc[r][t] = 8 rows of y.
+template <PackFormat FORMAT, int R, int T>
+static inline void quant_tile(const Linear& w, const Inputs& in, int token, int block, f8 (&acc)[R][T]) {
+    constexpr bool FOUR_BITS = FORMAT == PACK_Q4 || FORMAT == PACK_Q4M;
+    constexpr int BYTES = FOUR_BITS ? Q4_BLOCK : Q8_BLOCK;
+    const int groups = w.groups;
+    const int64_t weight_stride = static_cast<int64_t>(groups) * BYTES;
+    const int64_t scale_stride = static_cast<int64_t>(groups) * ROW_BLOCK;
+    const uint8_t* weights = w.weights + block * weight_stride;
+    const uint16_t* scales = w.scales + block * scale_stride;
+    const int8_t* x = in.quants + token * in.quant_stride;
+    const float* x_scales = in.scales + token * in.group_stride;
+    for (int r = 0; r < R; ++r)
+        for (int t = 0; t < T; ++t) acc[r][t] = splat(0.0f);
+    if (FORMAT != PACK_Q8) {
+        const float* sums = in.scaled_sums + token * in.group_stride;
+        for (int g = 0; g < groups; ++g)
+            for (int r = 0; r < R; ++r) {
+                const f8 minimum = FORMAT == PACK_Q4 ? load_half8(scales + r * scale_stride + g * ROW_BLOCK) * splat(-8.0f)
+                                                     : load_half8(w.minimums + (block + r) * scale_stride + g * ROW_BLOCK);
+                for (int t = 0; t < T; ++t) acc[r][t] = fma8(minimum, splat(sums[t * in.group_stride + g]), acc[r][t]);
+            }
+    }
+    for (int g = 0; g < groups; ++g) {
+        f8 dots[R][T];
+        if (FOUR_BITS)
+            dot_q4<R, T>(weights + g * BYTES, weight_stride, x + g * GROUP, in.quant_stride, dots);
+        else
+            dot_q8<R, T>(weights + g * BYTES, weight_stride, x + g * GROUP, in.quant_stride, dots);
+        for (int r = 0; r < R; ++r) {
+            const f8 scale = load_half8(scales + r * scale_stride + g * ROW_BLOCK);
+            for (int t = 0; t < T; ++t) acc[r][t] = fma8(scale * splat(x_scales[t * in.group_stride + g]), dots[r][t], acc[r][t]);
+        }
+    }
+}
+
+// Groups of 32 of one token: scale = largest magnitude / 127, quants rounded to nearest, ties to even.
+static void quantise(const float* x, int n, int8_t* quants, float* scales, float* scaled_sums) {
+    for (int g = 0, begin = 0; begin < n; ++g, begin += GROUP) {
+        float padded[GROUP] = {};
+        const float* source = x + begin;
+        if (begin + GROUP > n) {
+            for (int i = 0; i < n - begin; ++i) padded[i] = x[begin + i];
+            source = padded;
+        }
+        f8 v[4];
+        for (int i = 0; i < 4; ++i) v[i] = load8(source + 8 * i);
+        const float top = maximum8(max8(max8(abs8(v[0]), abs8(v[1])), max8(abs8(v[2]), abs8(v[3]))));
+        const float scale = top / 127.0f;
+        const f8 inverse = splat(top > 0.0f ? 127.0f / top : 0.0f);
+        int8_t* q = quants + begin;
+        int32_t sum = 0;
+        for (int i = 0; i < 4; ++i) round_to_int8(q + 8 * i, v[i] * inverse);
+        for (int i = 0; i < GROUP; ++i) sum += q[i];
+        scales[g] = scale;
+        scaled_sums[g] = scale * static_cast<float>(sum);
+    }
+}
+
+}  // namespace KVSEAL_ISA
+}  // namespace kvseal

@@ -1,0 +1,153 @@
+"""From an untrusted config to a `ModelShape`, or to one clear sentence why not.
+
+Owns the search for the text part, the choice of the family, and the refusal of what is unknown. Never guesses an architecture: with
+`assume_gqa` the reader takes the responsibility, and the result says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from kvseal.core.errors import ModelCorrupt, ModelUnsupported
+from kvseal.plan.classes import BUILDERS, FAMILY_OF, class_defaults, class_entry, model_type_of
+from kvseal.plan.families.common import HIDDEN_KEYS, ClassInfo
+from kvseal.plan.fields import Fields
+from kvseal.plan.shape import ModelShape
+from kvseal.plan.weights import read_weights
+
+TEXT_KEYS = ("text_config", "llm_config", "language_config", "language_model", "text_model_config")
+CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length", "max_sequence_length", "model_max_length")
+_STRUCTURE = ("num_hidden_layers", "n_layer", "num_layers", "num_attention_heads", "n_head", "hidden_size", "n_embd", "d_model")
+_DTYPES = {"bfloat16": "bfloat16", "float16": "float16", "half": "float16", "float32": "float32", "float": "float32", "bf16": "bfloat16"}
+
+
+def text_part(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
+    """The dictionary that describes the decoder, and its path."""
+    part: Mapping[str, Any] = config
+    where = ""
+    thinker = config.get("thinker_config")
+    if isinstance(thinker, dict):
+        part, where = thinker, "thinker_config."
+    for key in TEXT_KEYS:
+        inner = part.get(key)
+        if isinstance(inner, dict) and inner:
+            return inner, f"{where}{key}."
+        if inner is not None and not isinstance(inner, dict):
+            if key == "language_model" and isinstance(inner, str):
+                continue
+            raise ModelCorrupt(f"{where}{key} is not an object")
+    return part, where
+
+
+def identify(config: Mapping[str, Any], part: Mapping[str, Any]) -> tuple[str, str | None]:
+    """(architecture or model type as named, model type known here or None). The inner names come first, then the outer ones."""
+    named: list[str] = []
+    for holder in (part, config) if part is not config else (config,):
+        architecture = _first_architecture(holder)
+        model_type = holder.get("model_type")
+        if architecture is not None:
+            named.append(architecture)
+            known = model_type_of(architecture)
+            if known is not None and known in FAMILY_OF:
+                # A file may name a class shared by several model types (Llama code serving internlm3); its own type is the finer word.
+                if isinstance(model_type, str) and FAMILY_OF.get(model_type) == FAMILY_OF[known]:
+                    return architecture, model_type
+                return architecture, known
+        if isinstance(model_type, str) and model_type:
+            named.append(model_type)
+            known_here = model_type.lower() in FAMILY_OF
+            if known_here and (architecture is None or part is not config):
+                return architecture or model_type, model_type.lower()
+    return (named[0] if named else ""), None
+
+
+def _first_architecture(holder: Mapping[str, Any]) -> str | None:
+    value = holder.get("architectures")
+    if isinstance(value, list) and value and isinstance(value[0], str):
+        return value[0][:100]
+    if value not in (None, []):
+        raise ModelCorrupt("architectures must be a list of class names")
+    return None
+
+
+def read_shape(config: Mapping[str, Any], name: str, *, assume_gqa: bool = False, file_bytes: int | None = None) -> ModelShape:
+    """The shape behind a config. Raises ModelUnsupported (unknown kind, by name) or ModelCorrupt (a key is wrong, by name)."""
+    part, where = text_part(config)
+    named, model_type = identify(config, part)
+    if model_type is None:
+        if not named and not any(key in part for key in _STRUCTURE):
+            raise ModelUnsupported(f"{name} is not a model config: it has neither architectures nor model_type nor layer counts")
+        if not assume_gqa:
+            raise ModelUnsupported(_refusal(named, part))
+        model_type = "assumed-gqa"
+    entry = class_entry(model_type)
+    info = ClassInfo(
+        model_type=model_type,
+        family=FAMILY_OF.get(model_type, "gqa"),
+        null_kv_is_heads=bool(entry.get("null_kv_is_heads", False)),
+        layer_rule=entry.get("layer_types"),
+    )
+    fields = Fields(part, entry.get("defaults") or class_defaults(model_type), where)
+    if model_type == "assumed-gqa":
+        fields.notes.append(f"{named or 'the architecture'} is unknown: sized as plain grouped-query attention because you said so")
+        fields.rules.append("assumed: 2 x layers x KV heads x head size")
+    built = BUILDERS[info.family](fields, info)
+    return ModelShape(
+        name=name,
+        architecture=named,
+        model_type=model_type,
+        family=info.family,
+        layers=tuple(built.layers),
+        draft_layers=tuple(built.drafts),
+        query_heads=built.query_heads,
+        hidden=fields.integer(*HIDDEN_KEYS, fallback=0, minimum=0),
+        vocab=fields.optional("vocab_size", "padded_vocab_size", limit="count") or 0,
+        max_context_tokens=fields.optional(*CONTEXT_KEYS, limit="tokens"),
+        model_dtype=_model_dtype(fields, config),
+        kv_dtype_hint=_kv_hint(config, part),
+        dsa=built.dsa,
+        rules=tuple(dict.fromkeys(fields.rules)),
+        defaults=tuple(fields.used_defaults),
+        notes=tuple(dict.fromkeys(fields.notes)),
+        weights=replace(read_weights(Fields(part, fields.class_defaults, where), config, len(built.layers)), file_bytes=file_bytes),
+        head_split=built.head_split,
+    )
+
+
+def _refusal(named: str, part: Mapping[str, Any]) -> str:
+    known = ", ".join(sorted(set(part) & {"kv_lora_rank", "layer_types", "linear_attn_config", "compress_ratios", "sliding_window"}))
+    return (
+        f"{named or 'a config with no architecture'} is not an architecture that this planner knows; a wrong number is worse than none. "
+        "It would need: layers, query heads, KV heads, head size, and which layers slide, share, compress or keep a state"
+        f"{f' (this file has {known})' if known else ''}. If all layers are plain grouped-query attention, say --assume-gqa"
+    )
+
+
+def _model_dtype(fields: Fields, config: Mapping[str, Any]) -> str:
+    for holder in (fields.raw, config):
+        for key in ("dtype", "torch_dtype"):
+            text = holder.get(key)
+            if isinstance(text, str) and text.removeprefix("torch.") in _DTYPES:
+                return _DTYPES[text.removeprefix("torch.")]
+    fields.note_default("dtype", "bfloat16 (no dtype in the file)")
+    return "bfloat16"
+
+
+def _kv_hint(config: Mapping[str, Any], part: Mapping[str, Any]) -> str | None:
+    """The cache format that the checkpoint asks for. Quantised weights alone say nothing about the cache."""
+    for holder in (part, config):
+        quant = holder.get("quantization_config") or holder.get("quantization") or {}
+        if not isinstance(quant, dict):
+            continue
+        inner = quant.get("quantization")
+        algo = (inner.get("kv_cache_quant_algo") if isinstance(inner, dict) else None) or quant.get("kv_cache_quant_algo")
+        if isinstance(algo, str) and algo:
+            return {"FP8": "fp8", "NVFP4": "nvfp4", "INT8": "int8"}.get(algo.upper())
+        scheme = quant.get("kv_cache_scheme")
+        if isinstance(scheme, dict) and scheme.get("num_bits") == 8 and scheme.get("type") == "float":
+            return "fp8"
+        if isinstance(scheme, dict) and scheme.get("num_bits") == 4 and scheme.get("type") == "float":
+            return "nvfp4"
+    return None

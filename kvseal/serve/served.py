@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvseal.core.errors import ContextLengthExceeded, InvalidRequest
@@ -35,6 +35,8 @@ class ServedModel:
     template: ChatTemplate | None
     report: StartReport
     created_s: int
+    long_texts: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """One long text is encoded at a time: whatever callers send, it costs the engine at most one core."""
 
     @property
     def end_tokens(self) -> frozenset[int]:
@@ -48,13 +50,15 @@ class ServedModel:
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         if len(text) < _THREAD_ABOVE_CHARS:
             return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        async with self.long_texts:
+            return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
 
     async def encode_chat(self, messages: Sequence[Mapping[str, Any]], how: Rendering) -> list[int]:
         chars = sum(len(message["content"]) for message in messages if isinstance(message.get("content"), str))
         if chars < _THREAD_ABOVE_CHARS:
             return self.encode_chat_now(messages, how)
-        return await asyncio.to_thread(self.encode_chat_now, messages, how)
+        async with self.long_texts:
+            return await asyncio.to_thread(self.encode_chat_now, messages, how)
 
     def encode_chat_now(self, messages: Sequence[Mapping[str, Any]], how: Rendering) -> list[int]:
         """Renders and encodes; message contents cannot forge special tokens (see `tokenizer`). Raises `InvalidRequest`."""

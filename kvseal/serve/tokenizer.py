@@ -72,7 +72,8 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a raw prompt: the text of a special token becomes that token."""
-        return list(self.core.encode(text, add_special_tokens=add_special_tokens).ids)
+        # The fast variant leaves out the offsets of each token, which nobody here reads: half the time for the same ids.
+        return list(self.core.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
 
     def encode_chat(self, rendered: str, guard: ContentGuard) -> list[int]:
         """Token ids of a rendered template in which `guard` has marked what content must not forge.
@@ -81,7 +82,7 @@ class Tokenizer:
         so that no part contains it whole.
         """
         parts = rendered.split(guard.mark) if guard.used else [rendered]
-        return [id_ for part in parts if part for id_ in self.core.encode(part, add_special_tokens=False).ids]
+        return [id_ for part in parts if part for id_ in self.encode(part, add_special_tokens=False)]
 
     def content_guard(self) -> ContentGuard:
         return ContentGuard(self._special_text)

@@ -84,6 +84,12 @@ class ServerProcess:
             for sample in family.samples
         }
 
+    def wait_ready(self, timeout_s: float = 20.0) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while self.client.get("/readyz").status_code != 200:
+            assert time.monotonic() < deadline_s, "never ready"
+            time.sleep(0.02)
+
     def wait_until(self, what: Any, timeout_s: float = 5.0) -> None:
         """Until ``what(metrics)`` holds."""
         deadline_s = time.monotonic() + timeout_s

@@ -177,7 +177,8 @@ def _serve(options: argparse.Namespace) -> int:
         drain_timeout_s=options.drain_timeout,
         log_level=options.log_level,
     )
-    return run_server(config)
+    run_server(config)
+    return 0
 
 
 def _run(options: argparse.Namespace) -> int:

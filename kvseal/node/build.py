@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -49,11 +50,18 @@ def build_engine(config: EngineConfig, *, clock: Clock | None = None) -> Engine:
         fixed_context_tokens=config.context_tokens,
     )
     threads = config.threads or len(os.sched_getaffinity(0))
-    backend, instruction_set = _backend(config, weights, geometry, pool_pages, threads)
+    built = _build_backend(config, weights, geometry, pool_pages, threads)
     report = start_report(
-        config, weights.spec, geometry, capacity, weights_bytes=weights.bytes, threads=threads, instruction_set=instruction_set
+        config,
+        weights.spec,
+        geometry,
+        capacity,
+        weights_format=built.weights_format,
+        weights_bytes=built.weights_bytes,
+        threads=threads,
+        instruction_set=built.instruction_set,
     )
-    return assemble(config, backend, capacity, report, clock=clock or MonotonicClock())
+    return assemble(config, built.backend, capacity, report, clock=clock or MonotonicClock())
 
 
 def assemble(config: EngineConfig, backend: Backend, capacity: Capacity, report: StartReport, *, clock: Clock) -> Engine:
@@ -120,6 +128,7 @@ def start_report(
     geometry: KVGeometry,
     capacity: Capacity,
     *,
+    weights_format: str,
     weights_bytes: int,
     threads: int,
     instruction_set: str,
@@ -129,7 +138,7 @@ def start_report(
         family=spec.family,
         backend=config.backend,
         instruction_set=instruction_set,
-        weights_format=config.weights,
+        weights_format=weights_format,
         weights_bytes=weights_bytes,
         threads=threads,
         kv_dtype=config.kv_dtype,
@@ -192,10 +201,29 @@ def _geometry(config: EngineConfig, weights: ModelWeights) -> KVGeometry:
     )
 
 
-def _backend(config: EngineConfig, weights: ModelWeights, geometry: KVGeometry, pages: int, threads: int) -> tuple[Backend, str]:
-    if config.weights not in ("auto", "fp32"):
-        raise ConfigError(f"--weights {config.weights} needs the cpu backend; the reference backend computes in fp32")
-    return ReferenceBackend(weights, geometry, pages=pages), "NumPy"
+@dataclass(frozen=True, slots=True)
+class _Built:
+    backend: Backend
+    instruction_set: str
+    weights_format: str
+    weights_bytes: int
+    """What the weights take in the form that is computed with."""
+
+
+def _build_backend(config: EngineConfig, weights: ModelWeights, geometry: KVGeometry, pages: int, threads: int) -> _Built:
+    if config.backend == "reference":
+        if config.weights not in ("auto", "fp32"):
+            raise ConfigError(f"--weights {config.weights} needs the cpu backend; the reference backend computes in fp32")
+        return _Built(ReferenceBackend(weights, geometry, pages=pages), "NumPy", "fp32", weights.bytes)
+    try:
+        from kvseal.exec.backends.cpu import CPUBackend  # Only here, so that the reference backend runs where nothing was compiled.
+    except ImportError as error:
+        raise ConfigError(
+            f"the native kernels cannot be loaded ({error}); install KVSeal with a C++ compiler at hand, or use --backend reference"
+        ) from error
+    backend = CPUBackend(weights, geometry, pages=pages, weight_format=config.weights, threads=threads)
+    packings = backend.packings if config.weights == "auto" else config.weights
+    return _Built(backend, backend.instruction_set, packings, backend.packed_bytes)
 
 
 def _meminfo_bytes(path: Path, name: str, *, unit: int = 1024) -> int | None:

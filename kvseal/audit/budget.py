@@ -1,0 +1,78 @@
+"""How much of somebody's server an audit may use: requests, tokens and minutes.
+
+Owns the counting. Never waits and never sends: `Client` asks it before each request.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+
+
+class BudgetSpent(Exception):
+    """The next request would go over the budget. Probes let it pass; the runner notes what was left undone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What an audit may use at most."""
+
+    requests: int = 2_000
+    tokens: int = 1_000_000
+    minutes: float = 30.0
+
+    @staticmethod
+    def parse(text: str) -> Allowance:
+        """Reads ``requests=500,tokens=200000,minutes=10``; k and M may follow a number. Raises ValueError with the part that is wrong."""
+        found: dict[str, float] = {}
+        for part in filter(None, (piece.strip() for piece in text.split(","))):
+            match = re.fullmatch(r"(requests|tokens|minutes)\s*=\s*([0-9]+(?:\.[0-9]+)?)([kKmM]?)", part)
+            if match is None:
+                raise ValueError(f"cannot read {part!r}: write requests=N, tokens=N or minutes=N, parted by commas")
+            scale = {"": 1.0, "k": 1e3, "m": 1e6}[match[3].lower()]
+            found[match[1]] = float(match[2]) * scale
+            if found[match[1]] <= 0:
+                raise ValueError(f"{match[1]} must be above 0")
+        usual = Allowance()
+        return Allowance(
+            requests=int(found.get("requests", usual.requests)),
+            tokens=int(found.get("tokens", usual.tokens)),
+            minutes=found.get("minutes", usual.minutes),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.requests} requests, {self.tokens} tokens, {self.minutes:g} minutes"
+
+
+class Budget:
+    """Counts against an `Allowance`. Tokens are counted before sending, by what the request may use, and set right afterwards."""
+
+    def __init__(self, allowance: Allowance) -> None:
+        self.allowance = allowance
+        self.requests = 0
+        self.tokens = 0
+        self._began_s = time.monotonic()
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._began_s
+
+    @property
+    def left_s(self) -> float:
+        return self.allowance.minutes * 60.0 - self.elapsed_s
+
+    def take(self, tokens: int) -> None:
+        """Books one request of `tokens`. Raises `BudgetSpent`, and books nothing, when that is too much."""
+        if self.requests + 1 > self.allowance.requests:
+            raise BudgetSpent(f"the budget of {self.allowance.requests} requests is spent")
+        if self.tokens + tokens > self.allowance.tokens:
+            raise BudgetSpent(f"the budget of {self.allowance.tokens} tokens is spent: the next request may take {tokens}")
+        if self.left_s <= 0:
+            raise BudgetSpent(f"the budget of {self.allowance.minutes:g} minutes is spent")
+        self.requests += 1
+        self.tokens += tokens
+
+    def settle(self, booked: int, used: int) -> None:
+        """Replaces the booked tokens of one request by those that it really used (a refused request uses none)."""
+        self.tokens += max(0, used) - booked

@@ -1,0 +1,296 @@
+"""The one HTTP client of an audit: bounded, polite, and impossible to hang.
+
+Owns concurrency, the budget, back-off, deadlines and size limits. Every call returns an `Answer` or a `Reply`; nothing that a server does
+raises, except that the budget may be spent. Follows no redirect (an auditor talks to the host that it was told, and nobody else), asks for
+no compression (a small body must not become a large one), and keeps keys out of everything that it hands on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import ssl
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from types import TracebackType
+
+import httpx
+
+from kvseal.audit.budget import Budget
+from kvseal.audit.wire import Answer, Ask, End, Json, parse_json, read_error, read_event, read_whole
+
+MAX_BODY_BYTES = 8 << 20
+MAX_EVENT_BYTES = 1 << 20
+MAX_RETRIES = 4
+MAX_BACKOFF_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A raw HTTP reply, for everything that is not a generation. `status` 0 means that there was none, and `note` says why."""
+
+    status: int
+    body: bytes = b""
+    content_type: str = ""
+    note: str = ""
+    seconds: float = 0.0
+    retry_after_s: float | None = None
+
+    @property
+    def json(self) -> Json:
+        return parse_json(self.body)
+
+    @property
+    def text(self) -> str:
+        return self.body.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """`url` ends before ``/completions``. `keys` may be empty (no Authorization is sent)."""
+
+    url: str
+    model: str = ""
+    keys: tuple[str, ...] = ()
+    concurrency: int = 4
+    timeout_s: float = 120.0
+    verify: bool = True
+    ca_file: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def root(self) -> str:
+        """The address without ``/v1``: where servers keep /health, /metrics and /tokenize."""
+        return self.url.removesuffix("/v1")
+
+
+class Client:
+    """Use as ``async with Client(settings, budget) as client``."""
+
+    def __init__(self, settings: ClientSettings, budget: Budget) -> None:
+        self.settings = settings
+        self.budget = budget
+        self.model = settings.model
+        self.answers: list[Answer] = []
+        self.retries = 0
+        self.in_flight_peak = 0
+        self._in_flight = 0
+        self._places = asyncio.Semaphore(settings.concurrency)
+        self._pause_until_s = 0.0
+        limits = httpx.Limits(max_connections=settings.concurrency + 2, max_keepalive_connections=settings.concurrency + 2)
+        self._http = httpx.AsyncClient(
+            timeout=httpx.Timeout(settings.timeout_s, connect=min(10.0, settings.timeout_s)),
+            limits=limits,
+            verify=_tls(settings),
+            follow_redirects=False,
+            trust_env=False,
+            headers={"Accept-Encoding": "identity", "User-Agent": "kvseal-audit", **settings.headers},
+        )
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self._http.aclose()
+
+    async def ask(self, ask: Ask, *, retry: bool = True, timeout_s: float | None = None) -> Answer:
+        """Sends `ask` and reads the answer. On 429 and 503 waits as told and tries again, unless `retry` is off. Raises `BudgetSpent`."""
+        deadline_s = self.settings.timeout_s if timeout_s is None else timeout_s
+        for attempt in range(MAX_RETRIES + 1):
+            answer = await self._once(ask, deadline_s)
+            if not retry or answer.status not in (429, 503) or attempt == MAX_RETRIES:
+                break
+            self.retries += 1
+            wait_s = min(MAX_BACKOFF_S, answer.retry_after_s if answer.retry_after_s is not None else 0.5 * 2.0**attempt)
+            self._pause_until_s = max(self._pause_until_s, time.monotonic() + wait_s)
+        return answer
+
+    async def ask_all(self, asks: list[Ask], *, retry: bool = True) -> list[Answer]:
+        """All of `asks` at once, as many in flight as the user allows; answers in the order of `asks`."""
+        tasks = [asyncio.create_task(self.ask(ask, retry=retry)) for ask in asks]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def get(self, path: str, *, root: bool = False, tenant: int = 0, timeout_s: float = 10.0) -> Reply:
+        """GET of an address under the base address, or beside it (`root`). Counts as one request."""
+        self.budget.take(0)
+        return await self._plain("GET", path, None, root=root, tenant=tenant, timeout_s=timeout_s)
+
+    async def post(self, path: str, body: bytes | Json, *, root: bool = False, tenant: int = 0, timeout_s: float | None = None) -> Reply:
+        """POST of any body, also a broken one (bytes go as they are)."""
+        self.budget.take(0)
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return await self._plain("POST", path, data, root=root, tenant=tenant, timeout_s=timeout_s or self.settings.timeout_s)
+
+    def redact(self, text: str) -> str:
+        """`text` with every key of the user replaced by a digest's beginning: servers do echo keys in error messages."""
+        for key in self.settings.keys:
+            if key:
+                text = text.replace(key, key_name(key))
+        return text
+
+    async def _once(self, ask: Ask, deadline_s: float) -> Answer:
+        async with self._places:
+            await asyncio.sleep(max(0.0, self._pause_until_s - time.monotonic()))
+            booked = max(0, ask.prompt_tokens) + ask.max_tokens
+            self.budget.take(booked)
+            answer = Answer(ask, number=len(self.answers) + 1)
+            self.answers.append(answer)
+            self._in_flight += 1
+            self.in_flight_peak = max(self.in_flight_peak, self._in_flight)
+            began_s = time.monotonic()
+            try:
+                limit_s = deadline_s if ask.cancel_after_s is None else min(deadline_s, ask.cancel_after_s)
+                async with asyncio.timeout(min(limit_s, max(0.1, self.budget.left_s))):
+                    await self._exchange(answer, began_s)
+            except TimeoutError:
+                answer.end = End.CANCELLED if ask.cancel_after_s is not None and ask.cancel_after_s <= deadline_s else End.TIMEOUT
+                answer.note = answer.note or f"no end within {deadline_s:g} s"
+            except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, ssl.SSLError, OSError, ValueError) as error:
+                timed_out = isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout)
+                answer.end = End.TIMEOUT if timed_out else End.CUT
+                answer.note = self.redact(f"{type(error).__name__}: {error}"[:200])
+            finally:
+                self._in_flight -= 1
+                answer.total_s = time.monotonic() - began_s
+                answer.error_message = self.redact(answer.error_message)
+                if answer.end is End.REFUSED:
+                    self.budget.settle(booked, 0)
+                elif answer.prompt_tokens is not None:
+                    self.budget.settle(booked, answer.prompt_tokens + (answer.completion_tokens or 0))
+            return answer
+
+    async def _exchange(self, answer: Answer, began_s: float) -> None:
+        ask = answer.ask
+        content = json.dumps(ask.body(self.model)).encode()
+        headers = {"Content-Type": "application/json", **self._authorization(ask.tenant)}
+        url = self.settings.url + ask.path()
+        async with self._http.stream("POST", url, content=content, headers=headers) as response:
+            answer.status = response.status_code
+            answer.header_id = response.headers.get("x-request-id", "")[:80]
+            answer.retry_after_s = _retry_after(response.headers.get("retry-after"))
+            kind = response.headers.get("content-type", "")
+            if response.status_code == 200 and ask.stream and "text/event-stream" in kind:
+                await _read_stream(answer, response, began_s)
+                return
+            raw, cut = await _read_bounded(response)
+            answer.first_s = time.monotonic() - began_s
+            if cut:
+                answer.end, answer.note = End.OVERSIZE, f"the body is longer than {MAX_BODY_BYTES} bytes"
+            elif response.status_code == 200 and ask.stream:
+                answer.end, answer.note = End.MALFORMED, f"a stream was asked for, content type {kind[:60]!r} came"
+                body = parse_json(raw)
+                if isinstance(body, dict) and body.get("error") is not None:
+                    read_error(answer, body)
+            elif response.status_code == 200:
+                read_whole(answer, parse_json(raw))
+            elif 300 <= response.status_code < 400:
+                answer.end, answer.note = End.MALFORMED, f"status {response.status_code}: redirects are not followed"
+            else:
+                read_error(answer, parse_json(raw), raw)
+
+    async def _plain(self, method: str, path: str, data: bytes | None, *, root: bool, tenant: int, timeout_s: float) -> Reply:
+        url = (self.settings.root if root else self.settings.url) + path
+        headers = self._authorization(tenant)
+        if data is not None:
+            headers["Content-Type"] = "application/json"
+        began_s = time.monotonic()
+        try:
+            async with (
+                self._places,
+                asyncio.timeout(min(timeout_s, max(0.1, self.budget.left_s))),
+                self._http.stream(method, url, content=data, headers=headers) as response,
+            ):
+                raw, cut = await _read_bounded(response)
+                return Reply(
+                    response.status_code,
+                    raw,
+                    response.headers.get("content-type", "")[:80],
+                    "the body is too long" if cut else "",
+                    time.monotonic() - began_s,
+                    _retry_after(response.headers.get("retry-after")),
+                )
+        except TimeoutError:
+            return Reply(0, note=f"no end within {timeout_s:g} s", seconds=time.monotonic() - began_s)
+        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, ssl.SSLError, OSError, ValueError) as error:
+            return Reply(0, note=self.redact(f"{type(error).__name__}: {error}"[:200]), seconds=time.monotonic() - began_s)
+
+    def _authorization(self, tenant: int) -> dict[str, str]:
+        keys = self.settings.keys
+        return {"Authorization": f"Bearer {keys[tenant % len(keys)]}"} if keys and keys[tenant % len(keys)] else {}
+
+
+def key_name(key: str) -> str:
+    """How a key is called in a report: the beginning of its SHA-256, from which it cannot be had back."""
+    return "key-" + hashlib.sha256(key.encode()).hexdigest()[:8]
+
+
+def _tls(settings: ClientSettings) -> bool | ssl.SSLContext:
+    if not settings.verify:
+        return False
+    return ssl.create_default_context(cafile=settings.ca_file) if settings.ca_file else True
+
+
+def _retry_after(value: str | None) -> float | None:
+    try:
+        return max(0.0, float(value)) if value is not None else None
+    except ValueError:
+        return None
+
+
+async def _read_bounded(response: httpx.Response) -> tuple[bytes, bool]:
+    """The body, and whether it was cut off at `MAX_BODY_BYTES`."""
+    held = bytearray()
+    async for chunk in response.aiter_raw():
+        held += chunk
+        if len(held) > MAX_BODY_BYTES:
+            return bytes(held[:MAX_BODY_BYTES]), True
+    return bytes(held), False
+
+
+async def _lines(response: httpx.Response) -> AsyncIterator[str]:
+    """Lines of a stream. Raises ValueError for a line that is too long, and for a stream that is."""
+    held, total = bytearray(), 0
+    async for chunk in response.aiter_raw():
+        total += len(chunk)
+        held += chunk
+        while (cut := held.find(b"\n")) >= 0:
+            yield held[:cut].decode("utf-8", "replace").rstrip("\r")
+            del held[: cut + 1]
+        if len(held) > MAX_EVENT_BYTES or total > MAX_BODY_BYTES:
+            raise ValueError("the stream is longer than any answer can be")
+    if held:
+        yield held.decode("utf-8", "replace")
+
+
+async def _read_stream(answer: Answer, response: httpx.Response, began_s: float) -> None:
+    """Reads server-sent events until [DONE], the end, an error event, or the chunk at which we hang up."""
+    ask, chunks = answer.ask, 0
+    try:
+        async for line in _lines(response):
+            if not line.startswith("data:"):
+                continue
+            before = len(answer.text) + len(answer.steps)
+            read_event(answer, line[5:])
+            if len(answer.text) + len(answer.steps) > before:
+                chunks += 1
+                answer.first_s = answer.first_s if answer.first_s is not None else time.monotonic() - began_s
+            if answer.done_seen or answer.end is not End.ANSWERED:
+                return
+            if chunks > 4 * ask.max_tokens + 64:
+                answer.end, answer.note = End.OVERSIZE, f"{chunks} pieces for max_tokens {ask.max_tokens}"
+                return
+            if ask.cancel_after_chunks is not None and chunks >= ask.cancel_after_chunks:
+                answer.end = End.CANCELLED
+                return
+    except ValueError as error:
+        answer.end, answer.note = End.OVERSIZE, str(error)
+        return
+    if answer.end is End.ANSWERED and answer.finish_reason is None:
+        answer.end, answer.note = End.CUT, "the stream stopped without a finish reason and without [DONE]"

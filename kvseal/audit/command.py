@@ -1,0 +1,176 @@
+"""``kvseal audit``: reads the command line, runs the audit, writes the reports.
+
+Owns flags, help and exit statuses (0 clean, 1 findings, 2 could not audit). Keys come from files or the environment of the caller's shell
+through ``@FILE``; a key never reaches a report.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from kvseal.audit.budget import Allowance
+from kvseal.audit.client import ClientSettings
+from kvseal.audit.findings import Report
+from kvseal.audit.probes.base import Depth
+from kvseal.audit.report import json as json_report
+from kvseal.audit.report import terminal
+from kvseal.audit.runner import NAMES, AuditSettings, Plan, audit, plan
+
+_EPILOG = """\
+examples:
+  kvseal audit http://localhost:8000/v1 --dry-run           what would be sent, and how much of it
+  kvseal audit http://localhost:8000/v1                     everything, within 2000 requests, 1M tokens, 30 minutes
+  kvseal audit https://llm.example/v1 --keys @a.key @b.key  two tenants: is one's cache closed to the other?
+  kvseal audit http://localhost:8000/v1 --only limits,leak --html report.html --junit report.xml
+
+Audit only servers that are yours, or whose owner agreed: the probes send oversize prompts, hang up in the middle of answers,
+and look for other people's text. All prompts are synthetic; nothing of yours is in a report, and keys appear as digests.
+
+exit status: 0 nothing found, 1 findings, 2 could not audit.
+A clean audit says what was tried and how sure it is. It is not a proof that a server cannot leak.
+"""
+
+
+def main(argv: list[str]) -> int:
+    """Runs ``kvseal audit`` with the arguments after that word; returns the exit status."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    try:
+        settings = _settings(options)
+    except (ValueError, OSError) as error:
+        print(f"kvseal audit: {error}", file=sys.stderr)
+        return 2
+    if options.dry_run:
+        print(_plan_text(asyncio.run(plan(settings)), settings), end="")
+        return 0
+    bar = _Bar(sys.stderr.isatty() and not options.quiet)
+    report = asyncio.run(audit(settings, bar.show))
+    bar.clear()
+    _write(options, report)
+    return report.exit_status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kvseal audit",
+        description="Can it happen to your server? A black-box audit of any OpenAI-compatible endpoint, and of its log, metrics and packages.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("url", metavar="URL", help="base address, the one that ends in /v1")
+    parser.add_argument("--model", default="", metavar="NAME", help="which model to ask (default: the first that the server lists)")
+    parser.add_argument("--keys", nargs="+", default=[], metavar="KEY", help="API keys, one for each tenant; @FILE reads a key from a file")
+    parser.add_argument("--context", type=_count, metavar="TOKENS", help="the context the server promises, if it does not say so itself")
+    parser.add_argument("--only", default="", metavar="PROBES", help=f"some of: {', '.join(NAMES)}")
+    parser.add_argument("--depth", choices=[d.name.lower() for d in Depth], default="normal", help="how often each test is repeated")
+    parser.add_argument("--concurrency", type=_count, default=4, metavar="N", help="never more requests at once than this (default 4)")
+    parser.add_argument("--budget", default="", metavar="LIMITS", help="e.g. requests=500,tokens=200k,minutes=10 (default 2000, 1M, 30)")
+    parser.add_argument(
+        "--timeout", type=float, default=120.0, metavar="SECONDS", help="how long one request may take before it counts as hung"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print the plan and its cost; generate nothing")
+    parser.add_argument("--seed", type=int, default=0, help="repeat an audit's prompts (its report names the seed)")
+    parser.add_argument("--insecure", action="store_true", help="do not check the TLS certificate")
+    parser.add_argument("--ca", metavar="FILE", help="check the TLS certificate against this authority (PEM)")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    out = parser.add_argument_group("reports (the terminal summary is always printed)")
+    for form in ("json", "junit", "sarif", "html"):
+        out.add_argument(f"--{form}", metavar="FILE", help=f"write the report as {form.upper()}")
+    return parser
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def _settings(options: argparse.Namespace) -> AuditSettings:
+    """Raises ValueError or OSError with a message for the user."""
+    url = options.url.rstrip("/")
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{options.url!r} is not an address: write http://HOST:PORT/v1")
+    if parts.username or parts.password:
+        raise ValueError("write keys with --keys, not into the address: addresses end up in reports")
+    only = tuple(filter(None, (name.strip() for name in options.only.split(","))))
+    unknown = [name for name in only if name not in NAMES]
+    if unknown:
+        raise ValueError(f"no probe is called {unknown[0]!r}; there are: {', '.join(NAMES)}")
+    if options.timeout <= 0:
+        raise ValueError("--timeout must be above 0")
+    client = ClientSettings(
+        url=url,
+        model=options.model,
+        keys=tuple(_key(word) for word in options.keys),
+        concurrency=options.concurrency,
+        timeout_s=options.timeout,
+        verify=not options.insecure,
+        ca_file=options.ca,
+    )
+    return AuditSettings(
+        client=client,
+        model=options.model,
+        context_tokens=options.context,
+        allowance=Allowance.parse(options.budget),
+        depth=Depth[options.depth.upper()],
+        only=only,
+        seed=options.seed,
+    )
+
+
+def _key(word: str) -> str:
+    return Path(word[1:]).read_text().strip() if word.startswith("@") else word
+
+
+def _plan_text(made: Plan, settings: AuditSettings) -> str:
+    lines = [f"Plan for {settings.client.url} (nothing was generated)", ""]
+    if made.guessed:
+        lines.append(f"  guessed, since {made.guessed}")
+    lines += [
+        f"  {name:<20} {value}" for name, value in made.target.describe().items() if name in ("model", "engine", "context", "KV pool")
+    ]
+    lines += ["", f"  {'probe':<12} {'requests':>9} {'tokens':>10}  at most"]
+    for probe, cost in made.parts:
+        lines.append(f"  {probe.name:<12} {cost.requests:>9} {cost.tokens:>10}  {probe.title}")
+    total, limit = made.total, settings.allowance
+    lines.append(f"  {'in all':<12} {total.requests:>9} {total.tokens:>10}  never more than {settings.client.concurrency} at once")
+    lines += ["", f"  budget: {limit}"]
+    if total.requests > limit.requests or total.tokens > limit.tokens:
+        lines.append(
+            "  The plan may not fit in the budget: the probes at its end would then be left out. Use --only, --depth quick or --budget."
+        )
+    return "\n".join(lines) + "\n"
+
+
+class _Bar:
+    """A progress bar on the terminal, or nothing."""
+
+    def __init__(self, shown: bool) -> None:
+        self._shown = shown
+
+    def show(self, what: str, share: float) -> None:
+        if self._shown:
+            full = round(24 * share)
+            print(f"\r\x1b[K[{'=' * full}{' ' * (24 - full)}] {what[:80]}", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        if self._shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def _write(options: argparse.Namespace, report: Report) -> None:
+    print(terminal.render(report, colour=sys.stdout.isatty()), end="")
+    renderers = {"json": json_report.render}
+    for form, render in renderers.items():
+        if path := getattr(options, form):
+            Path(path).write_text(render(report), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

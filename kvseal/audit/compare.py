@@ -1,0 +1,105 @@
+"""Is this answer the same as that one? Numerics of batching are told from corruption by logprobs and a noise floor.
+
+Owns the comparison of two greedy answers to the same prompt. A server whose kernels depend on the batch may flip a near tie; it may not
+change what a token was worth by far more than it does on prompts that reuse nothing. Laws: "batch numerics are not called corruption".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kvseal.audit.wire import Answer
+
+FLOOR_FACTOR = 8.0
+"""A logprob may move by so many times the noise floor before it is called a difference."""
+LEAST_MOVE = 0.05
+"""And always by this much (nats): rounding in 16 bits reaches it."""
+
+
+class Kind(StrEnum):
+    SAME = "same"
+    NUMERICS = "numerics"  # Near ties flipped, or logprobs moved within the noise.
+    DIFFERENT = "different"
+    UNKNOWN = "unknown"  # The texts differ, and without logprobs nobody can say why.
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """`position` is the first token that differs (-1: none); `move` the largest change of a logprob before it (nats); `gap` how much less
+    likely the other token was held, at least; `exact` says that not even a logprob moved."""
+
+    kind: Kind
+    position: int = -1
+    move: float = 0.0
+    gap: float = 0.0
+    exact: bool = False
+
+    def __str__(self) -> str:
+        if self.position >= 0:
+            return f"token {self.position} differs (the other one was at least {self.gap:.3g} nats less likely); logprobs before it moved by {self.move:.3g}"
+        return f"the tokens agree; logprobs moved by at most {self.move:.3g}"
+
+
+def compare(reference: Answer, other: Answer, floor: float = 0.0) -> Difference:
+    """Compares two answers to one prompt. `floor` is the largest move of a logprob that this server showed without any reuse (nats)."""
+    if not reference.steps or not other.steps:
+        if reference.text == other.text:
+            return Difference(Kind.SAME, exact=True)
+        return Difference(Kind.UNKNOWN, position=_common(list(reference.text), list(other.text)))
+    tokens, others = list(reference.tokens), list(other.tokens)
+    shared = _common(tokens, others)
+    move = max((abs(reference.steps[i].logprob - other.steps[i].logprob) for i in range(shared)), default=0.0)
+    allowed = max(LEAST_MOVE, FLOOR_FACTOR * floor)
+    if shared == len(tokens) == len(others):
+        exact = move == 0.0 and _same_tops(reference, other)
+        kind = Kind.SAME if exact else (Kind.NUMERICS if move <= allowed else Kind.DIFFERENT)
+        return Difference(kind, move=move, exact=exact)
+    if shared == min(len(tokens), len(others)):  # One ended earlier: an end is a token that is not listed.
+        gap = max(0.0, -(reference if len(tokens) > len(others) else other).steps[shared].logprob)
+        late = Difference(Kind.DIFFERENT if move > allowed else Kind.NUMERICS, shared, move, 0.0)
+        return late if gap > 0.05 else Difference(Kind.DIFFERENT, shared, move, gap)
+    gap = max(_gap(reference, others[shared], shared), _gap(other, tokens[shared], shared))
+    different = move > allowed or gap > 2 * allowed
+    return Difference(Kind.DIFFERENT if different else Kind.NUMERICS, shared, move, gap)
+
+
+def largest_move(reference: Answer, other: Answer) -> float | None:
+    """The largest change of a logprob over the tokens that both began with, alternatives included; None without logprobs in both."""
+    if not reference.steps or not other.steps:
+        return None
+    shared = _common(list(reference.tokens), list(other.tokens))
+    move = 0.0
+    for index in range(min(shared + 1, len(reference.steps), len(other.steps))):
+        mine = dict(reference.steps[index].top) or {reference.steps[index].token: reference.steps[index].logprob}
+        theirs = dict(other.steps[index].top) or {other.steps[index].token: other.steps[index].logprob}
+        common = mine.keys() & theirs.keys()
+        if not common:
+            return max(move, 10.0)
+        move = max(move, *(abs(mine[name] - theirs[name]) for name in common))
+        if mine.keys() != theirs.keys() and index < shared:
+            lows = abs(min(mine.values()) - min(theirs.values()))
+            move = max(move, lows)
+    return move
+
+
+def _gap(answer: Answer, token: str, index: int) -> float:
+    """How much less likely `answer` held `token` at `index` than the one it chose, at least (nats)."""
+    step = answer.steps[index]
+    odds = dict(step.top)
+    if token in odds:
+        return max(0.0, step.logprob - odds[token])
+    if len(odds) >= 2:
+        return max(0.0, step.logprob - min(odds.values()))
+    return max(0.0, step.logprob + 0.7) if step.logprob > -0.7 else 0.0  # Without alternatives: only a confident choice says anything.
+
+
+def _common(a: list[str], b: list[str]) -> int:
+    for index, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return index
+    return min(len(a), len(b))
+
+
+def _same_tops(a: Answer, b: Answer) -> bool:
+    return all(x.top == y.top for x, y in zip(a.steps, b.steps, strict=True))

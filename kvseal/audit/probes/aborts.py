@@ -1,0 +1,213 @@
+"""Aborts: a client that hangs up costs nobody anything.
+
+Hangs up before, during and after prefill and in the middle of decoding, at random times, beside neighbours whose answers are known; retries
+at once; and looks whether pages and slots come back, by metrics where they are offered and by the wait of the next request where not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+
+from kvseal.audit.compare import Kind, compare
+from kvseal.audit.findings import Confidence, Finding, Grade, ProbeResult
+from kvseal.audit.probes.base import Cost, Depth, Probe, Scene, exhibit
+from kvseal.audit.prompts import filler
+from kvseal.audit.statistics import median
+from kvseal.audit.target import Target, read_metrics
+from kvseal.audit.wire import Answer, Ask, End
+
+_NEIGHBOUR_TOKENS = 24
+_VICTIM_TOKENS = 96
+_LONG_TOKENS = 256
+_SETTLE_S = 8.0
+
+
+def cost(target: Target, depth: Depth, concurrency: int) -> Cost:
+    rounds, neighbours = _rounds(depth), _neighbours(concurrency)
+    requests = 2 * neighbours + rounds * (2 * neighbours + 2) + 3 * (concurrency + 2) + 4
+    tokens = requests * (200 + _VICTIM_TOKENS) + 3 * concurrency * _LONG_TOKENS
+    return Cost(requests + 20, tokens)
+
+
+def _rounds(depth: Depth) -> int:
+    return 3 + 3 * int(depth)
+
+
+def _neighbours(concurrency: int) -> int:
+    return max(1, concurrency // 2)
+
+
+async def run(scene: Scene, result: ProbeResult) -> None:
+    if not scene.target.streams:
+        result.unproven.append("streams do not work here, so a client cannot hang up in the middle of one")
+        return
+    before = await read_metrics(scene.client) if scene.target.metrics else None
+    await _neighbours_undisturbed(scene, result)
+    await _slots_come_back(scene, result)
+    if before is not None:
+        await _pages_come_back(scene, result, before.busy(), before.held())
+    else:
+        result.unproven.append("no metrics are offered, so whether pages come back could only be judged by waiting times")
+
+
+async def _neighbours_undisturbed(scene: Scene, result: ProbeResult) -> None:
+    asks = [
+        scene.ask(
+            filler(12 + 9 * index, scene.draw).lstrip(), tokens=64, max_tokens=_NEIGHBOUR_TOKENS, stream=True, label="neighbour, alone"
+        )
+        for index in range(_neighbours(scene.concurrency))
+    ]
+    alone: list[Answer] = []
+    for ask in asks:
+        first, second = await scene.client.ask(ask), await scene.client.ask(ask)
+        if first.ok and second.ok and compare(first, second).kind in (Kind.SAME, Kind.NUMERICS):
+            alone.append(first)
+    if not alone:
+        result.unproven.append("no neighbour's answer is repeatable, so a change could not be noticed")
+        return
+    checked = 0
+    for number in range(_rounds(scene.depth)):
+        answers = await _one_round(scene, number, alone)
+        scene.listen(answers, result)
+        checked += _judge(scene, result, alone, answers)
+    if not any(f.grade in (Grade.CORRUPTION, Grade.LEAK) for f in result.findings):
+        result.proved.append(f"{checked} answers beside and after hung-up requests were those of the quiet server")
+
+
+async def _one_round(scene: Scene, number: int, alone: list[Answer]) -> list[Answer]:
+    """Neighbours run; a victim hangs up at some stage; it retries within 60 ms; then the neighbours once more, alone."""
+    canary = scene.aviary.new(f"aborted request {number}")
+    prompt = f"The code words are {canary.text}. {filler(120, scene.draw).lstrip()} The code words are"
+    victim = scene.ask(prompt, tokens=160, max_tokens=_VICTIM_TOKENS, stream=True, tenant=1, label=f"hangs up, stage {number % 4}")
+    at_random_s = scene.draw.uniform(0.0, 2.0 * max(0.02, scene.alone_s))
+    stages = (
+        replace(victim, cancel_after_s=0.002),
+        replace(victim, cancel_after_s=at_random_s),
+        replace(victim, cancel_after_chunks=1),
+        replace(victim, cancel_after_chunks=scene.draw.randint(2, 12)),
+    )
+    running = [asyncio.create_task(scene.client.ask(replace(answer.ask, label="neighbour of one that hangs up"))) for answer in alone]
+    try:
+        await asyncio.sleep(scene.draw.uniform(0.0, 0.02))
+        await scene.client.ask(stages[number % 4])
+        await asyncio.sleep(scene.draw.uniform(0.0, 0.06))
+        retry = await scene.client.ask(replace(victim, max_tokens=8, label="retry at once"))
+        beside = list(await asyncio.gather(*running))
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+    after = [await scene.client.ask(replace(answer.ask, label="neighbour, afterwards")) for answer in alone]
+    return [*beside, *after, retry]
+
+
+def _judge(scene: Scene, result: ProbeResult, alone: list[Answer], answers: list[Answer]) -> int:
+    known = {answer.ask.prompt: answer for answer in alone}
+    checked = 0
+    for answer in answers:
+        reference = known.get(answer.ask.prompt)
+        if reference is None:
+            continue
+        if answer.ok:
+            checked += 1
+            difference = compare(reference, answer, scene.floor)
+            if difference.kind is Kind.DIFFERENT:
+                result.find(
+                    Finding(
+                        "aborts.neighbour-changed",
+                        Grade.CORRUPTION,
+                        Confidence.PROVEN if scene.floor < 0.02 else Confidence.LIKELY,
+                        "somebody's answer changes when another client hangs up",
+                        f"{difference} (noise floor {scene.floor:.3g} nats).",
+                        "Free pages only when nothing is in flight on them.",
+                        (exhibit(reference, "on the quiet server"), exhibit(answer)),
+                        ("https://github.com/sgl-project/sglang/issues/24527", "https://github.com/vllm-project/vllm/pull/45357"),
+                    )
+                )
+        elif answer.end is not End.CANCELLED and answer.status not in (429, 503):
+            result.find(
+                Finding(
+                    "aborts.neighbour-killed",
+                    Grade.HANG if answer.end is End.TIMEOUT else Grade.HONESTY,
+                    Confidence.LIKELY,
+                    "a request fails when another client hangs up",
+                    f"It ended as {answer.end.value}, status {answer.status}: {answer.error_message or answer.note}",
+                    "An abort ends one request.",
+                    (exhibit(answer),),
+                )
+            )
+    return checked
+
+
+async def _slots_come_back(scene: Scene, result: ProbeResult) -> None:
+    """Fills all places that we may use with long answers, hangs up on all, and times a small request."""
+    small = scene.ask(filler(8, scene.draw).lstrip(), tokens=24, max_tokens=1, stream=True, logprobs=False, label="small request")
+    idle = [await scene.client.ask(small) for _ in range(3)]
+    idle_s = median([answer.total_s for answer in idle if answer.ok] or [scene.client.settings.timeout_s])
+    blocked: list[tuple[float, float, Answer]] = []
+    for _ in range(3):
+        long = [
+            scene.ask(
+                filler(24, scene.draw).lstrip(), tokens=48, max_tokens=_LONG_TOKENS, stream=True, logprobs=False, label="long, hangs up"
+            )
+            for _ in range(scene.concurrency)
+        ]
+        gone = await scene.client.ask_all([replace(ask, cancel_after_chunks=3) for ask in long])
+        pace_s = max((answer.total_s - (answer.first_s or 0.0) for answer in gone if answer.end is End.CANCELLED), default=0.0) / 2
+        rest_s = pace_s * _LONG_TOKENS
+        answer = await scene.client.ask(replace(small, label="small request after all hung up"))
+        if answer.ok and answer.total_s < max(5 * idle_s, idle_s + 0.4 * rest_s):
+            result.proved.append("after all long requests hung up, the next small one is answered without waiting for them")
+            return
+        blocked.append((answer.total_s, rest_s, answer))
+    if all(rest_s > 4 * idle_s and rest_s > 0.05 for _, rest_s, _ in blocked):
+        waited = median([wait_s for wait_s, _, _ in blocked])
+        result.find(
+            Finding(
+                "aborts.keeps-generating",
+                Grade.HONESTY,
+                Confidence.LIKELY,
+                "the server goes on generating for clients that hung up",
+                f"After {scene.concurrency} long requests hung up, a small one waited {waited:.2f} s in each of {len(blocked)} tries; idle it takes"
+                f" {idle_s:.2f} s, and the long ones would have run for about {median([rest for _, rest, _ in blocked]):.2f} s.",
+                "Notice the disconnect within a step, also for queued requests.",
+                (exhibit(blocked[-1][2]),),
+                ("https://github.com/vllm-project/vllm/issues/54947", "https://github.com/ggml-org/llama.cpp/issues/24496"),
+            )
+        )
+    else:
+        result.unproven.append("the small request was slower after the hang-ups, but not by as much as the long ones would have taken")
+
+
+async def _pages_come_back(scene: Scene, result: ProbeResult, busy_before: float | None, held_before: float | None) -> None:
+    """Polls the metrics until nothing runs and no page is held, for a few seconds."""
+    began_s = time.monotonic()
+    busy = held = None
+    while time.monotonic() - began_s < min(_SETTLE_S, scene.client.settings.timeout_s):
+        samples = await read_metrics(scene.client)
+        busy, held = samples.busy(), samples.held()
+        if (busy or 0.0) <= (busy_before or 0.0) and (held or 0.0) <= (held_before or 0.0) + 1e-9:
+            break
+        await asyncio.sleep(0.25)
+    if busy is None and held is None:
+        result.unproven.append("the metrics name neither running requests nor held pages as far as this auditor knows")
+    elif (busy or 0.0) > (busy_before or 0.0) or (held or 0.0) > (held_before or 0.0) + 1e-9:
+        result.find(
+            Finding(
+                "aborts.pages-lost",
+                Grade.LIMIT,
+                Confidence.LIKELY,
+                "what aborted requests held does not come back",
+                f"{time.monotonic() - began_s:.0f} s after the last request the server's metrics count {busy} busy requests (before: {busy_before})"
+                f" and {held} held KV (before: {held_before}). If nobody else uses the server, this memory is lost until it restarts.",
+                "Every way out of a request must release its pages exactly once.",
+                sources=("https://github.com/vllm-project/vllm/pull/41269",),
+            )
+        )
+    else:
+        result.proved.append("by the server's metrics all requests are gone and their pages came back")
+
+
+PROBE = Probe("aborts", "Aborts: hanging up disturbs nobody and gives everything back", cost, run)

@@ -1,0 +1,290 @@
+"""Failure honesty: what fails says so, with a status, a body, and no pretence.
+
+Sends malformed requests (each must be a 4xx with a readable body), a burst as large as allowed (answers, or 429/503 with Retry-After, never a
+hang), watches health meanwhile, and at the end looks through every answer of the whole audit for silent failures: streams without an end,
+ids used twice, more tokens than asked for, finish reasons that are failures, 200 with an error inside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from kvseal.audit.client import Reply
+from kvseal.audit.findings import Confidence, Exhibit, Finding, Grade, ProbeResult
+from kvseal.audit.probes.base import Cost, Depth, Probe, Scene, exhibit, hung
+from kvseal.audit.prompts import filler
+from kvseal.audit.target import Target
+from kvseal.audit.wire import Answer, End, Json, dig
+
+_BURST_TOKENS = 32
+_GOOD_ENDS = ("stop", "length", "tool_calls", "content_filter", "function_call", "eos", "eos_token", "stop_sequence", "repetition")
+
+
+def cost(target: Target, depth: Depth, concurrency: int) -> Cost:
+    requests = 16 + 2 * int(depth) * concurrency + 12
+    return Cost(requests, requests * (64 + _BURST_TOKENS))
+
+
+async def run(scene: Scene, result: ProbeResult) -> None:
+    await _malformed(scene, result)
+    await _burst(scene, result)
+    _everything_so_far(scene, result)
+    await _health(scene, result)
+
+
+def _cases(scene: Scene) -> list[tuple[str, str, bytes | Json, str]]:
+    """Name, path, body, and what must not happen: ``refuse`` (a 4xx is due) or ``no-crash`` (a 4xx or a sane answer)."""
+    chat = scene.target.plain
+    path = "/chat/completions" if chat else "/completions"
+    prompt: dict[str, Json] = {"messages": [{"role": "user", "content": "Hello"}]} if chat else {"prompt": "Hello"}
+    good: dict[str, Json] = {"model": scene.target.model, "max_tokens": 2, "temperature": 0, **prompt}
+    wrong = {"messages": "no list"} if chat else {"prompt": {"no": "text"}}
+    return [
+        ("broken JSON", path, b'{"model": "x", ', "refuse"),
+        ("a JSON list", path, [1, 2], "refuse"),
+        ("an empty object", path, {}, "refuse"),
+        ("prompt of the wrong type", path, {**good, **wrong}, "refuse"),
+        ("max_tokens of the wrong type", path, {**good, "max_tokens": "many"}, "refuse"),
+        ("temperature of the wrong type", path, {**good, "temperature": {"hot": True}}, "refuse"),
+        ("null for every optional field", path, {**good, "stop": None, "n": None, "top_p": None, "seed": None}, "no-crash"),
+        ("an unknown model", path, {**good, "model": "no-such-model-of-an-audit"}, "model"),
+        ("an unknown route", path + "/no-such-route", good, "refuse"),
+    ]
+
+
+async def _malformed(scene: Scene, result: ProbeResult) -> None:
+    right = 0
+    cases = _cases(scene)
+    for name, path, body, due in cases:
+        reply = await scene.client.post(path, body, timeout_s=min(30.0, scene.client.settings.timeout_s))
+        right += _judge_malformed(scene, result, name, due, reply)
+    if right == len(cases):
+        result.proved.append(f"{right} malformed requests were each refused with a 4xx and a readable error body")
+
+
+def _judge_malformed(scene: Scene, result: ProbeResult, name: str, due: str, reply: Reply) -> bool:
+    shown = (Exhibit(name, "", f"status {reply.status} {reply.note}: {scene.client.redact(reply.text[:200])!r}"),)
+    fault: tuple[str, Confidence, str, str] | None = None
+    if reply.status >= 500:
+        fault = (
+            "honesty.crash-on-input",
+            Confidence.PROVEN,
+            "a malformed request gives a 5xx",
+            "Validate the input; a client's mistake is a 4xx.",
+        )
+    elif reply.status == 0 and "no end" in reply.note:
+        fault = ("honesty.hang-on-input", Confidence.LIKELY, "a malformed request is never answered", "Validate before queueing.")
+    elif reply.status == 0:
+        fault = ("honesty.no-response", Confidence.LIKELY, "a malformed request breaks the connection", "Answer with a 4xx.")
+    elif reply.status == 200 and due == "refuse":
+        fault = ("honesty.success-on-failure", Confidence.PROVEN, "a request that cannot be served gets status 200", "Answer with a 4xx.")
+    elif reply.status == 200 and due == "model":
+        fault = (
+            "honesty.any-model",
+            Confidence.PROVEN,
+            "a model that the server does not have is answered by another one",
+            "Answer 404 for a model that is not served.",
+        )
+    elif 400 <= reply.status < 500 and not _readable(reply):
+        fault = ("honesty.no-error-body", Confidence.PROVEN, "an error has no readable body", 'Send {"error": {"message": ...}}.')
+    if fault is None:
+        return True
+    rule, confidence, title, remedy = fault
+    result.find(
+        Finding(rule, Grade.HONESTY, confidence, title, f"The request was: {name}. Status {reply.status}. {reply.note}", remedy, shown)
+    )
+    return False
+
+
+def _readable(reply: Reply) -> bool:
+    body = reply.json
+    texts = (dig(body, "error", "message"), dig(body, "error"), dig(body, "message"), dig(body, "detail"), dig(body, "detail", 0, "msg"))
+    return any(isinstance(text, str) and text.strip() for text in texts) or isinstance(dig(body, "detail"), list)
+
+
+async def _burst(scene: Scene, result: ProbeResult) -> None:
+    """As many requests at once as we may, without retries; health is asked meanwhile."""
+    count = scene.concurrency
+    answers: list[Answer] = []
+    health: list[Reply] = []
+    for number in range(2 * int(scene.depth)):
+        asks = [
+            replace(
+                scene.ask(
+                    filler(24, scene.draw).lstrip(), tokens=48, max_tokens=_BURST_TOKENS, stream=(number + index) % 2 == 1, label="burst"
+                ),
+                logprobs=0,
+            )
+            for index in range(count)
+        ]
+        running = asyncio.create_task(scene.client.ask_all(asks, retry=False))
+        try:
+            if scene.target.health and number < 2:
+                await asyncio.sleep(0.01)
+                health.append(await scene.client.get("/health", root=True))
+            answers += await running
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+    scene.listen(answers, result)
+    for answer in answers:
+        _judge_burst(scene, result, answer)
+    served = sum(answer.ok for answer in answers)
+    refused = sum(answer.status in (429, 503) for answer in answers)
+    if served + refused == len(answers):
+        result.proved.append(
+            f"{len(answers)} requests in bursts of {count}: {served} answered, {refused} refused with 429 or 503, none hung"
+        )
+    if not refused:
+        result.unproven.append(
+            f"bursts of {count} did not overload the server, so overload itself was not seen (--concurrency allows no more)"
+        )
+    sick = [reply for reply in health if reply.status != 200]
+    if sick and served == len(answers):
+        result.find(
+            Finding(
+                "honesty.health-red-under-load",
+                Grade.HONESTY,
+                Confidence.SUSPECTED,
+                "health is not green while requests are being served",
+                f"/health answered {sick[0].status} {sick[0].note} during a burst that was answered in full.",
+                "Health must not need a free place among the requests.",
+            )
+        )
+
+
+def _judge_burst(scene: Scene, result: ProbeResult, answer: Answer) -> None:
+    if hung(answer):
+        result.find(
+            Finding(
+                "honesty.overload-hang",
+                Grade.HANG,
+                Confidence.LIKELY,
+                "requests of a burst are never answered",
+                f"Nothing came within {scene.client.settings.timeout_s:g} s; alone, a request takes {scene.alone_s:.2f} s.",
+                "Bound the queue; refuse what is over it with 429 or 503 and Retry-After.",
+                (exhibit(answer),),
+                ("https://github.com/vllm-project/vllm/issues/2901",),
+            )
+        )
+    elif answer.status in (429, 503) and answer.retry_after_s is None:
+        result.find(
+            Finding(
+                "honesty.no-retry-after",
+                Grade.HONESTY,
+                Confidence.PROVEN,
+                "an overload refusal does not say when to come back",
+                f"Status {answer.status} without a Retry-After header.",
+                "Send Retry-After.",
+                (exhibit(answer),),
+            )
+        )
+    elif answer.status >= 500 and answer.status != 503:
+        result.find(
+            Finding(
+                "honesty.crash-under-load",
+                Grade.HONESTY,
+                Confidence.PROVEN,
+                f"requests of a burst fail with {answer.status}",
+                f"{answer.error_message[:200]!r}",
+                "Refuse overload with 429 or 503.",
+                (exhibit(answer),),
+            )
+        )
+
+
+def _everything_so_far(scene: Scene, result: ProbeResult) -> None:
+    """Looks through every answer of the audit, of whichever probe."""
+    owners: dict[str, Answer] = {}
+    streams = whole = 0
+    for answer in scene.client.answers:
+        for server_id in answer.ids_seen:
+            if server_id in owners:
+                _found(
+                    result,
+                    "honesty.id-reused",
+                    Grade.HONESTY,
+                    Confidence.PROVEN,
+                    "two answers bear one id",
+                    f"The id was {server_id[:60]!r}.",
+                    answer,
+                )
+            owners[server_id] = answer
+        if len(answer.ids_seen) > 1:
+            _found(
+                result, "honesty.id-changes", Grade.LEAK, Confidence.LIKELY, "one stream holds events of several ids",
+                f"Ids: {', '.join(sorted(answer.ids_seen))[:200]}. Events of another request may have been delivered here.", answer,
+            )  # fmt: skip
+        _judge_end(result, answer)
+        streams += answer.ask.stream and answer.ok
+        whole += answer.ok
+    if whole and not result.findings:
+        result.proved.append(f"all {whole} answers of this audit ({streams} streams) were complete, with their own id and a finish reason")
+
+
+def _judge_end(result: ProbeResult, answer: Answer) -> None:
+    ask = answer.ask
+    if answer.end is End.CUT and answer.status == 200:
+        _found(
+            result, "honesty.stream-cut", Grade.HONESTY, Confidence.PROVEN, "a stream stops without an end",
+            f"{answer.note}. A client cannot tell a failure from the end of the text.", answer,
+        )  # fmt: skip
+    elif answer.end is End.OVERSIZE:
+        _found(
+            result, "honesty.endless", Grade.HONESTY, Confidence.PROVEN, "an answer does not end where it was told to", answer.note, answer
+        )
+    elif answer.end is End.MALFORMED and answer.status == 200:
+        _found(result, "honesty.malformed", Grade.HONESTY, Confidence.PROVEN, "a 200 is not an answer", answer.note, answer)
+    elif answer.end is End.REFUSED and answer.status == 200 and not answer.error_in_stream:
+        _found(
+            result, "honesty.success-on-failure", Grade.HONESTY, Confidence.PROVEN, "a failure bears status 200",
+            f"The body says {answer.error_message[:160]!r}.", answer,
+        )  # fmt: skip
+    elif answer.ok and answer.finish_reason not in _GOOD_ENDS:
+        _found(
+            result, "honesty.finish-reason", Grade.HONESTY, Confidence.PROVEN, "a failure is dressed as a finish reason",
+            f"Status 200 with finish_reason {answer.finish_reason!r}.", answer,
+        )  # fmt: skip
+    elif answer.ok and (answer.completion_tokens or 0) > ask.max_tokens:
+        _found(
+            result, "honesty.over-max-tokens", Grade.HONESTY, Confidence.PROVEN, "more tokens are generated than were asked for",
+            f"max_tokens was {ask.max_tokens}, usage says {answer.completion_tokens}.", answer,
+        )  # fmt: skip
+    elif answer.ok and answer.finish_reason == "length" and answer.completion_tokens == 0 and ask.max_tokens > 0:
+        _found(
+            result, "honesty.empty-length", Grade.HONESTY, Confidence.PROVEN, "nothing was generated, and the finish reason is length",
+            "An aborted request was reported as a short answer.", answer,
+        )  # fmt: skip
+
+
+def _found(result: ProbeResult, rule: str, grade: Grade, confidence: Confidence, title: str, proof: str, answer: Answer) -> None:
+    result.find(Finding(rule, grade, confidence, title, proof, "Report failures as errors.", (exhibit(answer),)))
+
+
+async def _health(scene: Scene, result: ProbeResult) -> None:
+    """Was health green while something hung? And is it green now?"""
+    if not scene.target.health:
+        result.unproven.append("there is no /health to ask")
+        return
+    reply = await scene.client.get("/health", root=True)
+    probe = await scene.client.ask(scene.ask(filler(8, scene.draw).lstrip(), tokens=16, max_tokens=1, label="is it alive"), retry=False)
+    if reply.status == 200 and hung(probe):
+        result.find(
+            Finding(
+                "honesty.health-green-while-stuck",
+                Grade.HANG,
+                Confidence.PROVEN,
+                "health is green while nothing is generated",
+                f"/health answers 200; a request for one token got nothing within {scene.client.settings.timeout_s:g} s.",
+                "Readiness is the age of the last step.",
+                (exhibit(probe),),
+                ("https://github.com/vllm-project/vllm/issues/39863",),
+            )
+        )
+    elif reply.status == 200 and probe.ok:
+        result.proved.append("health is green, and the server does generate")
+        result.unproven.append("whether health goes red when progress stops: nothing stopped during this audit")
+
+
+PROBE = Probe("honesty", "Honesty: failures are errors, and health tells the truth", cost, run)

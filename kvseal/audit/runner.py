@@ -1,0 +1,162 @@
+"""Runs an audit: discovery, then each probe in turn, within the budget; and makes the plan of a dry run.
+
+Owns the order and the bookkeeping. Laws: whatever a server does ends as a result; a spent budget leaves a note, not a traceback.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from kvseal.audit.budget import Allowance, Budget, BudgetSpent
+from kvseal.audit.canary import Aviary
+from kvseal.audit.client import Client, ClientSettings, key_name
+from kvseal.audit.findings import Confidence, Finding, Grade, ProbeResult, Report
+from kvseal.audit.probes import aborts, honesty, isolation, leak, limits, reuse
+from kvseal.audit.probes.base import Cost, Depth, Probe, Scene, exhibit
+from kvseal.audit.prompts import filler
+from kvseal.audit.target import CannotAudit, Target, meet, survey
+
+PROBES: tuple[Probe, ...] = (limits.PROBE, leak.PROBE, reuse.PROBE, isolation.PROBE, aborts.PROBE, honesty.PROBE)
+NAMES = tuple(probe.name for probe in PROBES)
+_DISCOVERY = Cost(24, 2_000)
+
+Progress = Callable[[str, float], None]
+"""Told what is going on, and the share of the whole that is done (0 to 1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditSettings:
+    """What to audit and how far to go. `only` empty means every probe."""
+
+    client: ClientSettings
+    model: str = ""
+    context_tokens: int | None = None
+    allowance: Allowance = field(default_factory=Allowance)
+    depth: Depth = Depth.NORMAL
+    only: tuple[str, ...] = ()
+    seed: int = 0
+
+    def probes(self) -> tuple[Probe, ...]:
+        return tuple(probe for probe in PROBES if not self.only or probe.name in self.only)
+
+
+def no_progress(what: str, share: float) -> None:
+    """The progress of an audit that nobody watches."""
+
+
+async def audit(settings: AuditSettings, progress: Progress = no_progress) -> Report:
+    """One audit of one server. Never raises for anything that the server did; `Report.stopped` says why there is no verdict."""
+    budget = Budget(settings.allowance)
+    seed = settings.seed or random.SystemRandom().randrange(1, 1 << 48)
+    draw = random.Random(seed)
+    report = Report({"address": settings.client.url}, _shown(settings, seed), datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
+    async with Client(settings.client, budget) as client:
+        try:
+            progress("looking around", 0.0)
+            target = await survey(client, model=settings.model, context_tokens=settings.context_tokens)
+            await meet(client, target, draw)
+            scene = Scene(
+                client, target, Aviary(draw), draw, settings.depth, max(1, len(settings.client.keys)), settings.client.concurrency
+            )
+            report.target |= target.describe()
+            await _run_probes(settings, scene, report, progress)
+        except CannotAudit as error:
+            report.stopped = client.redact(str(error))
+        except BudgetSpent as error:
+            report.stopped = f"{error}; raise it with --budget"
+        report.requests, report.tokens, report.seconds = budget.requests, budget.tokens, budget.elapsed_s
+    return report
+
+
+async def _run_probes(settings: AuditSettings, scene: Scene, report: Report, progress: Progress) -> None:
+    probes = settings.probes()
+    spent = ""
+    for index, probe in enumerate(probes):
+        result = ProbeResult(probe.name, probe.title)
+        report.results.append(result)
+        if spent:
+            result.skipped = spent
+            continue
+        progress(probe.title, index / len(probes))
+        budget, began_s = scene.client.budget, time.monotonic()
+        requests, tokens = budget.requests, budget.tokens
+        try:
+            await probe.run(scene, result)
+        except BudgetSpent as error:
+            spent = f"{error}; raise it with --budget"
+            result.unproven.append(f"not finished: {spent}")
+        result.requests, result.tokens = budget.requests - requests, budget.tokens - tokens
+        result.seconds = time.monotonic() - began_s
+        if not spent and (dead := await _dead(scene)) is not None:
+            result.find(dead)
+            spent = "the server stopped answering"
+    report.target |= scene.target.describe()
+    for note in scene.target.notes:
+        report.target.setdefault("notes", "")
+        report.target["notes"] = (report.target["notes"] + "; " + note).strip("; ")
+    progress("done", 1.0)
+
+
+async def _dead(scene: Scene) -> Finding | None:
+    """A finding when the server no longer answers one small request, three times in a row."""
+    answer = None
+    for _ in range(3):
+        try:
+            answer = await scene.client.ask(scene.ask(filler(4, scene.draw).lstrip(), tokens=16, max_tokens=1, label="still there?"))
+        except BudgetSpent:
+            return None
+        if answer.status:
+            return None
+    return Finding(
+        "audit.server-died",
+        Grade.HANG,
+        Confidence.LIKELY,
+        "the server stopped answering during the audit",
+        f"Three small requests in a row got no response ({answer.note if answer else ''}). The requests before it are in the report.",
+        "Read the server's log of this minute.",
+        (exhibit(answer),) if answer else (),
+    )
+
+
+def _shown(settings: AuditSettings, seed: int) -> dict[str, str]:
+    return {
+        "probes": ", ".join(probe.name for probe in settings.probes()),
+        "depth": settings.depth.name.lower(),
+        "concurrency": str(settings.client.concurrency),
+        "keys": ", ".join(key_name(key) for key in settings.client.keys if key) or "none",
+        "budget": str(settings.allowance),
+        "seed": str(seed),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What an audit would send, at most. `target` is what the server publishes, or a guess when it could not be asked."""
+
+    target: Target
+    guessed: str
+    parts: tuple[tuple[Probe, Cost], ...]
+
+    @property
+    def total(self) -> Cost:
+        return sum((cost for _, cost in self.parts), _DISCOVERY)
+
+
+async def plan(settings: AuditSettings) -> Plan:
+    """The plan and its cost. Generates nothing: reads what the server publishes, and guesses where it cannot."""
+    guessed = ""
+    async with Client(settings.client, Budget(settings.allowance)) as client:
+        try:
+            target = await survey(client, model=settings.model, context_tokens=settings.context_tokens)
+        except (CannotAudit, BudgetSpent) as error:
+            guessed = client.redact(str(error))
+            target = Target(settings.model or "?", context_tokens=settings.context_tokens)
+    target.completions = target.chat = True
+    if target.context_tokens is None:
+        guessed = guessed or "the server does not say its context"
+    parts = tuple((probe, probe.cost(target, settings.depth, settings.client.concurrency)) for probe in settings.probes())
+    return Plan(target, guessed, parts)

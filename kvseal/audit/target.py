@@ -1,0 +1,239 @@
+"""What a server says about itself, before anything is tested: models, context, pool, engine, and what its answers hold.
+
+Owns discovery. Reads every place where servers of this kind state their limits. Never judges; a probe may find that what stands here is untrue.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass, field
+
+from kvseal.audit.client import Client
+from kvseal.audit.metrics import Samples, parse_metrics
+from kvseal.audit.prompts import Gauge, filler
+from kvseal.audit.wire import Answer, Ask, End, Json, dig, whole
+
+
+class CannotAudit(Exception):
+    """Nothing can be audited at this address; the message says why and what to do."""
+
+
+@dataclass(slots=True)
+class Target:
+    """`context_tokens` is what one request may use (prompt and output) by the server's own word; `said_by` is where it stood."""
+
+    model: str
+    engine: str = "unknown"
+    version: str = ""
+    context_tokens: int | None = None
+    said_by: str = ""
+    pool_tokens: int | None = None
+    pool_said_by: str = ""
+    completions: bool = False
+    chat: bool = False
+    logprobs: dict[bool, int] = field(default_factory=dict)  # chat? -> alternatives per position that the server gives
+    streams: bool = True
+    cached_counts: bool = False
+    metrics: bool = False
+    health: bool = False
+    gauge: Gauge = field(default_factory=lambda: Gauge({}))
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def kinds(self) -> tuple[bool, ...]:
+        """The endpoints that answer, as values of `Ask.chat`; completions first, since no template stands between."""
+        return tuple(kind for kind, there in ((False, self.completions), (True, self.chat)) if there)
+
+    @property
+    def plain(self) -> bool:
+        """The `Ask.chat` of tests that may use either."""
+        return self.kinds[0]
+
+    def limits(self) -> list[int]:
+        return [limit for limit in (self.context_tokens, self.pool_tokens) if limit is not None]
+
+    def describe(self) -> dict[str, str]:
+        limit = f"{self.context_tokens} tokens ({self.said_by})" if self.context_tokens else "not said"
+        pool = f"{self.pool_tokens} tokens ({self.pool_said_by})" if self.pool_tokens else "not said"
+        ends = ", ".join(name for name, there in (("completions", self.completions), ("chat", self.chat)) if there)
+        return {
+            "model": self.model,
+            "engine": f"{self.engine} {self.version}".strip(),
+            "context": limit,
+            "KV pool": pool,
+            "endpoints": ends,
+            "logprobs": ", ".join(f"{'chat' if chat else 'completions'}: {count}" for chat, count in self.logprobs.items() if count)
+            or "none",
+            "token counts": f"by {self.gauge.source}",
+            "cached-token counts": "yes" if self.cached_counts else "no",
+            "metrics": "yes" if self.metrics else "no",
+        }
+
+
+async def survey(client: Client, *, model: str, context_tokens: int | None) -> Target:
+    """Reads what the server publishes; generates nothing. Raises `CannotAudit`."""
+    models = await client.get("/models")
+    if models.status == 0:
+        raise CannotAudit(f"{client.settings.url}/models: {models.note}. Is the server running, and does the address end in /v1?")
+    if models.status in (401, 403):
+        raise CannotAudit(f"{client.settings.url}/models answered {models.status}: give a key with --keys")
+    listed = dig(models.json, "data")
+    entries = [entry for entry in listed if isinstance(dig(entry, "id"), str)] if isinstance(listed, list) else []
+    if not model and not entries:
+        raise CannotAudit(f"{client.settings.url}/models lists no model (status {models.status}): give one with --model")
+    target = Target(model=model or str(dig(entries[0], "id")))
+    if not model and len(entries) > 1:
+        target.notes.append(f"{len(entries)} models are listed; the first, {target.model!r}, is audited (choose with --model)")
+    mine = next((entry for entry in entries if dig(entry, "id") == target.model), None)
+    for path in (("max_model_len",), ("context_length",), ("context_window",), ("max_context_length",), ("meta", "n_ctx")):
+        if target.context_tokens is None and (limit := whole(dig(mine, *path))):
+            target.context_tokens, target.said_by = limit, f"/models {'.'.join(path)}"
+    owner = dig(mine, "owned_by")
+    target.engine = owner.lower() if isinstance(owner, str) and owner.lower() in ("vllm", "sglang", "llamacpp", "kvseal") else "unknown"
+    await _ask_around(client, target)
+    if context_tokens is not None:
+        target.context_tokens, target.said_by = context_tokens, "--context"
+    return target
+
+
+async def _ask_around(client: Client, target: Target) -> None:
+    """The pages that only some engines have: each is asked for once, and its absence means nothing."""
+    props = (await client.get("/props", root=True)).json
+    if whole(dig(props, "default_generation_settings", "n_ctx")):
+        target.engine = "llamacpp"
+        target.version = str(dig(props, "build_info") or "")[:60]
+        target.context_tokens, target.said_by = whole(dig(props, "default_generation_settings", "n_ctx")), "/props n_ctx (one slot)"
+    info = (await client.get("/get_server_info", root=True)).json
+    pool = whole(dig(info, "max_total_num_tokens")) or whole(dig(info, "internal_states", 0, "max_total_num_tokens"))
+    if pool:
+        target.engine, target.pool_tokens, target.pool_said_by = "sglang", pool, "/get_server_info max_total_num_tokens"
+        target.context_tokens = target.context_tokens or whole(dig(info, "context_length"))
+        target.said_by = target.said_by or "/get_server_info context_length"
+    tokenizer = (await client.get("/tokenizer_info", root=True)).json
+    if target.context_tokens is None and (limit := whole(dig(tokenizer, "model_max_length"))) and limit < 1 << 30:
+        target.context_tokens, target.said_by = limit, "/tokenizer_info model_max_length"
+    version = (await client.get("/version", root=True)).json
+    if isinstance(dig(version, "version"), str):
+        target.version = target.version or str(dig(version, "version"))[:60]
+    target.health = (await client.get("/health", root=True)).status == 200
+    samples = await read_metrics(client)
+    target.metrics = bool(samples)
+    _pool_of_metrics(target, samples)
+
+
+async def read_metrics(client: Client) -> Samples:
+    """The server's metrics now; empty when it has none to show."""
+    reply = await client.get("/metrics", root=True)
+    return parse_metrics(reply.text) if reply.status == 200 and "html" not in reply.content_type else Samples(())
+
+
+def _pool_of_metrics(target: Target, samples: Samples) -> None:
+    pool = samples.pool_tokens()
+    if pool is not None and target.pool_tokens is None:
+        target.pool_tokens, target.pool_said_by = pool, "/metrics"
+    if target.engine == "unknown" and (engine := samples.engine()):
+        target.engine = engine
+
+
+async def meet(client: Client, target: Target, draw: random.Random) -> None:
+    """Asks a few small questions: which endpoints answer, with logprobs, in streams, and how prompts are counted. Raises `CannotAudit`."""
+    client.model = target.model
+    refusals: list[str] = []
+    for chat in (False, True):
+        answer = await _try_one(client, target, chat, draw)
+        if answer is None or not answer.ok:
+            if answer is not None:
+                name = "chat" if chat else "completions"
+                refusals.append(f"{name}: {answer.status or answer.end.value} {answer.error_message or answer.note}"[:200])
+            continue
+        if chat:
+            target.chat = True
+        else:
+            target.completions = True
+        target.cached_counts = target.cached_counts or answer.cached_tokens is not None
+    if not target.kinds:
+        raise CannotAudit("no endpoint generates: " + "; ".join(refusals))
+    await _calibrate(client, target, draw)
+    await _try_stream(client, target, draw)
+
+
+async def _try_one(client: Client, target: Target, chat: bool, draw: random.Random) -> Answer | None:
+    """One small request with as many logprobs as the server gives."""
+    answer = None
+    for count in (5, 1, 0):
+        ask = Ask(filler(8, draw).lstrip(), max_tokens=2, chat=chat, logprobs=count, prompt_tokens=16, label="first contact")
+        answer = await client.ask(ask)
+        if answer.ok or answer.end not in (End.REFUSED, End.MALFORMED) or answer.status in (401, 403, 404, 405):
+            break
+    if answer is not None and answer.ok:
+        target.logprobs[chat] = max((len(step.top) for step in answer.steps), default=0) or int(bool(answer.steps))
+    return answer
+
+
+async def _try_stream(client: Client, target: Target, draw: random.Random) -> None:
+    ask = Ask(filler(8, draw).lstrip(), max_tokens=4, chat=target.plain, stream=True, prompt_tokens=16, label="first stream")
+    answer = await client.ask(ask)
+    target.streams = answer.ok or answer.end not in (End.MALFORMED, End.REFUSED)
+    if not target.streams:
+        target.notes.append(f"streams do not work: {answer.note or answer.error_message}"[:200])
+
+
+async def _calibrate(client: Client, target: Target, draw: random.Random) -> None:
+    """Learns how many tokens the server counts for filler words: the tokeniser if it shows one, else its usage figures."""
+    few, many = 16, 144
+    usage: dict[bool, tuple[int, int] | None] = {}
+    for chat in target.kinds:
+        counts = []
+        for words in (few, many):
+            text = filler(words, draw).lstrip()
+            answer = await client.ask(Ask(text, max_tokens=1, chat=chat, prompt_tokens=words + 32, label="counting tokens"))
+            counts.append(answer.prompt_tokens if answer.ok else None)
+        usage[chat] = (counts[0], counts[1]) if counts[0] is not None and counts[1] is not None else None
+    slope = await _by_tokenizer(client, target, draw, few, many)
+    base: dict[bool, float] = {}
+    for chat, pair in usage.items():
+        if pair is not None:
+            own = (pair[1] - pair[0]) / (many - few)
+            base[chat] = pair[0] - few * (slope or own)
+            if slope is not None and abs(own - slope) * many > 2 + 0.03 * many:
+                target.notes.append(f"usage counts {own:.3f} tokens a word where the server's own tokeniser counts {slope:.3f}")
+            target.gauge = (
+                Gauge(base, slope or own, "usage" if slope is None else "tokeniser and usage") if own > 0 or slope else target.gauge
+            )
+    if slope is not None and not target.gauge.known:
+        target.gauge = Gauge({False: 1.0, True: 24.0}, slope, "tokeniser")
+    if not target.gauge.known:
+        target.notes.append("nobody counts tokens here: neither usage nor a tokeniser; sizes are guesses of one token a word")
+
+
+async def _by_tokenizer(client: Client, target: Target, draw: random.Random, few: int, many: int) -> float | None:
+    """Tokens a word by the server's own tokeniser, in whichever of three shapes it takes requests."""
+    texts = [filler(words, draw) for words in (few, many)]
+    shapes: tuple[tuple[str, bool, str], ...] = (
+        ("/tokenize", True, "prompt"),
+        ("/tokenize", True, "content"),
+        ("/extras/tokenize", True, "input"),
+    )
+    for path, root, name in shapes:
+        counts = []
+        for text in texts:
+            body: dict[str, Json] = {name: text}
+            if name == "prompt":
+                body |= {"model": target.model, "add_special_tokens": False}
+            reply = await client.post(path, body, root=root, timeout_s=10.0)
+            tokens = dig(reply.json, "tokens") if reply.status == 200 else None
+            if not isinstance(tokens, list):
+                break
+            counts.append(len(tokens))
+        if len(counts) == 2 and counts[1] > counts[0]:
+            return (counts[1] - counts[0]) / (many - few)
+    return None
+
+
+_NUMBER = re.compile(r"\d[\d,_]*")
+
+
+def numbers_in(text: str) -> list[int]:
+    """The whole numbers of a message, with their separators taken out."""
+    return [int(re.sub(r"[,_]", "", match)) for match in _NUMBER.findall(text) if len(match) < 16]

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from kvseal.core.errors import ConfigError, KVSealError
+from kvseal.plan.evidence import Comparison, claim_of, compare
+from kvseal.plan.logs import Evidence, read_log
 from kvseal.plan.options import ask_of, build_parser
-from kvseal.plan.planner import Report, answer
-from kvseal.plan.report_json import report_json
+from kvseal.plan.planner import Ask, Report, answer
+from kvseal.plan.promise import judge
+from kvseal.plan.report_json import plain, promise_json, report_json
 from kvseal.plan.source import load_shape
-from kvseal.plan.table import render
+from kvseal.plan.table import render, render_promise
+from kvseal.plan.table_more import render_comparison, render_evidence, render_side_by_side
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,25 +36,88 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: list[str]) -> int:
     options = build_parser().parse_args(argv)
-    if options.model is None:
-        raise ConfigError("name a model: a config.json, a directory, a GGUF file or a hub id (see kvseal size --help)")
     ask = ask_of(options)
-    shape = load_shape(options.model, assume_gqa=options.assume_gqa)
-    report = answer(shape, ask)
-    _print(report, as_json=options.json)
-    return report.promise.exit_status if report.promise is not None else 0
+    evidence = _evidence(options)
+    if options.model is None:
+        if evidence is None:
+            raise ConfigError("name a model: a config.json, a directory, a GGUF file or a hub id (see kvseal size --help)")
+        return _evidence_alone(ask, evidence, as_json=options.json)
+    if options.compare and (evidence is not None or ask.promise_tokens is not None):
+        raise ConfigError("--compare answers sizes only; ask for --log, --metrics or --promise one model at a time")
+    shapes = [load_shape(name, assume_gqa=options.assume_gqa) for name in (options.model, *(options.compare or ()))]
+    comparison = None
+    if evidence is not None:
+        report, comparison = compare(shapes[0], ask, evidence)
+        reports = [report]
+    else:
+        reports = [answer(shape, ask) for shape in shapes]
+    if options.html:
+        from kvseal.plan.html import page
+
+        write_file(options.html, page(reports, ask))
+    _print(reports, comparison, as_json=options.json)
+    promise = reports[0].promise
+    return promise.exit_status if promise is not None else 0
 
 
-def _print(report: Report, *, as_json: bool) -> None:
+def _evidence(options: argparse.Namespace) -> Evidence | None:
+    """What the log and the metrics state together; the log wins."""
+    if options.log is not None and options.metrics is not None:
+        raise ConfigError("give --log or --metrics, not both")
+    if options.metrics is not None:
+        from kvseal.plan.prom import fetch, read_metrics
+
+        evidence = read_metrics(fetch(options.metrics))
+    elif options.log == "-":
+        evidence = read_log(sys.stdin)
+    elif options.log is not None:
+        try:
+            with Path(options.log).open(encoding="utf-8", errors="replace") as file:
+                evidence = read_log(file)
+        except OSError as error:
+            raise ConfigError(f"{options.log} cannot be read: {error.strerror or error}") from error
+    else:
+        return None
+    if not evidence.found:
+        raise ConfigError(
+            "nothing there states a KV pool or a context; I know start-up logs of vLLM, SGLang, llama.cpp, TensorRT-LLM and KVSeal"
+        )
+    return evidence
+
+
+def _evidence_alone(ask: Ask, evidence: Evidence, *, as_json: bool) -> int:
+    """No model was named: the log's own numbers, and the promise against them."""
+    claim = claim_of(evidence)
+    result = None
+    promised = ask.promise_tokens or (evidence.context_tokens if claim is not None else None)
+    if promised is not None:
+        claims = [*ask.claims] or ([claim] if claim is not None else [])
+        if not claims:
+            raise ConfigError("the log does not state the pool in tokens: name the model too, so that its bytes can be turned into tokens")
+        result = judge(promised, claims)
     if as_json:
-        json.dump(report_json(report), sys.stdout, indent=1)
+        json.dump({"log": plain(evidence), "promise": None if result is None else promise_json(result)}, sys.stdout, indent=1)
         sys.stdout.write("\n")
     else:
-        sys.stdout.write(render(report))
+        sys.stdout.write(render_evidence(evidence))
+        if result is not None:
+            sys.stdout.write("\n" + render_promise(result) + "\n")
+    return result.exit_status if result is not None and ask.promise_tokens is not None else 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _print(reports: list[Report], comparison: Comparison | None, *, as_json: bool) -> None:
+    if as_json:
+        pages = [report_json(report) for report in reports]
+        if comparison is not None:
+            pages[0]["log"] = plain(comparison)
+        json.dump(pages[0] if len(pages) == 1 else {"models": pages}, sys.stdout, indent=1)
+        sys.stdout.write("\n")
+    elif len(reports) > 1:
+        sys.stdout.write(render_side_by_side(reports))
+    else:
+        sys.stdout.write(render(reports[0]))
+        if comparison is not None:
+            sys.stdout.write("\n" + render_evidence(comparison.evidence) + render_comparison(comparison))
 
 
 def write_file(path: str, text: str) -> None:
@@ -58,3 +126,7 @@ def write_file(path: str, text: str) -> None:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -59,7 +59,7 @@ def identify(config: Mapping[str, Any], part: Mapping[str, Any]) -> tuple[str, s
             named.append(model_type)
             known_here = model_type.lower() in FAMILY_OF
             if known_here and (architecture is None or part is not config):
-                return architecture or model_type, model_type.lower()
+                return architecture or _first_architecture(config) or model_type, model_type.lower()
     return (named[0] if named else ""), None
 
 

@@ -154,10 +154,8 @@ def _pool_lines(plan: EnginePlan, pool: Pool) -> list[str]:
         low, high = _figure(plan.pool_low, name), _figure(plan.pool_high, name)
         return f" ({low:,} to {high:,})"
 
-    count, logged = spread("blocks"), spread("tokens")
-    lines = [
-        f"  pool: {gib(pool.available_bytes)} GiB, {pool.blocks:,} blocks{spread('blocks')}, {pool.tokens:,} tokens{spread('tokens')} as logged"
-    ]
+    blocks, tokens = f"{pool.blocks:,} blocks{spread('blocks')}", f"{pool.tokens:,} tokens{spread('tokens')}"
+    lines = [f"  pool: {gib(pool.available_bytes)} GiB, {blocks}, {tokens} as logged"]
     lines.append(
         f"  longest single request {pool.largest_context_tokens:,} tokens{spread('longest')}; full-length requests {pool.concurrency:.2f}"
     )

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isqrt
 from typing import Any
 
 from kvseal.plan.fields import Fields
-from kvseal.plan.shape import Attention, Cache, Compressed, Index, Latent, ModelShape, State, Weights
+from kvseal.plan.shape import Attention, Cache, Compressed, Index, Kind, Latent, ModelShape, State, Weights
 
 _BITS = {
     "bf16": 16.0, "bfloat16": 16.0, "fp16": 16.0, "float16": 16.0, "fp32": 32.0, "float32": 32.0, "fp8": 8.03, "int8": 8.06, "w8a8": 8.06,
@@ -19,6 +20,7 @@ _BITS = {
     "q6_k": 6.56,
 }  # fmt: skip
 WEIGHT_DTYPES = tuple(_BITS)
+_SQUARE = (Kind.GDN, Kind.KDA, Kind.LIGHTNING)
 
 
 def read_weights(fields: Fields, config: Mapping[str, Any], layers: int) -> Weights:
@@ -44,6 +46,8 @@ def read_weights(fields: Fields, config: Mapping[str, Any], layers: int) -> Weig
     tied = fields.raw.get("tie_word_embeddings", config.get("tie_word_embeddings", fields.class_defaults.get("tie_word_embeddings", False)))
     quant = config.get("quantization_config") or fields.raw.get("quantization_config")
     method, bits = _quantization(quant if isinstance(quant, dict) else {})
+    if experts > 1 and fields.raw.get("expert_dtype") == "fp4":
+        method, bits = "fp8", "fp4"
     return Weights(
         intermediate=number("intermediate_size_mlp", "intermediate_size", "n_inner", "ffn_dim", "d_ff", "ffn_hidden_size"),
         experts=experts if experts > 1 else 0,
@@ -89,29 +93,37 @@ class WeightEstimate:
     low_bytes: int
     high_bytes: int
     parameters: int
+    expert_share: float
+    """Of the bytes, the part in routed experts."""
     how: str
 
 
 def estimate(shape: ModelShape, dtype: str | None = None) -> WeightEstimate:
-    """Weight bytes of the whole model. `dtype` overrides what the config says of its quantisation."""
+    """Weight bytes of the whole model. `dtype` overrides what the config says of its quantisation.
+
+    Quantised checkpoints keep embedding and head in 16 bits; 4-bit float ones quantise the experts only.
+    """
     weights = shape.weights
     parameters, experts, plain = count_parameters(shape)
-    if weights.file_bytes and dtype is None:
-        size = weights.file_bytes
-        return WeightEstimate(total_bytes=size, low_bytes=size, high_bytes=size * 103 // 100, parameters=parameters, how="weight files")
     name = dtype or weights.quantization or "bf16"
     bits = _BITS[name]
-    if name in ("mxfp4", "nvfp4", "fp4") and experts and dtype is None:
-        # Checkpoints in 4-bit float quantise the experts; attention, embedding and head stay in 16 bits.
-        size = int((experts * bits + (parameters - experts) * 16) / 8)
-    else:
-        size = int(((parameters - plain) * bits + plain * max(bits, 16.0)) / 8) if bits < 16 else int(parameters * bits / 8)
-    spread = 4 if bits >= 16 else 10
+    body = parameters - experts - plain
+    body_bits = bits if bits >= 8 or not experts or dtype is not None else 8.0 if weights.method == "fp8" else 16.0
+    expert_bytes = int(experts * bits / 8)
+    size = expert_bytes + int(body * body_bits / 8) + int(plain * max(bits, 16.0) / 8)
+    share = expert_bytes / size if size else 0.0
+    if weights.file_bytes and dtype is None:
+        exact = weights.file_bytes
+        return WeightEstimate(
+            total_bytes=exact, low_bytes=exact, high_bytes=exact * 103 // 100, parameters=parameters, expert_share=share, how="weight files"
+        )
+    spread = 4 if bits >= 16 else 12
     return WeightEstimate(
         total_bytes=size,
         low_bytes=size * (100 - spread) // 100,
         high_bytes=size * (100 + spread) // 100,
         parameters=parameters,
+        expert_share=share,
         how=f"{parameters / 1e9:.2f} G parameters x {bits:g} bit ({name})",
     )
 
@@ -157,5 +169,8 @@ def _cache_parameters(cache: Cache, shape: ModelShape) -> int:
 
 
 def _state_parameters(state: State, hidden: int) -> int:
+    """Input projection (convolved channels and a gate) and output projection."""
     channels = state.conv_channels + state.groups * state.group_channels
-    return hidden * (channels + max(channels // 2, 1)) + channels * hidden // 2
+    value = state.heads * isqrt(state.recurrent_per_head) if state.kind in _SQUARE else state.conv_channels
+    channels = channels or 3 * value
+    return hidden * (channels + value) + value * hidden

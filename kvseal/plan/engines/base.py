@@ -5,11 +5,14 @@ Owns no rule of any engine.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from kvseal.core.errors import ConfigError
 from kvseal.plan.dtype import KVFormat
 from kvseal.plan.footprint import Parallel
+
+_VERSION = re.compile(r"[0-9]{1,6}(?:\.[0-9]{1,6}x?)*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,10 +123,10 @@ class EnginePlan:
 
 
 def parse_version(text: str) -> tuple[int, int, int]:
-    """Major, minor, patch; ``0.11.0``, ``v0.22``, ``~0.27 (Aug)``, ``0.5.1x`` and llama.cpp's ``b4567`` all work."""
-    digits = "".join(char if char.isdigit() or char == "." else " " for char in text[:60]).split()
-    parts = [part for part in (digits[0].split(".") if digits else []) if part]
-    if not parts or any(len(part) > 6 for part in parts):
+    """Major, minor, patch; ``0.11.0``, ``v0.22``, ``~0.27 (Aug)``, ``0.5.1x`` (taken as 0.5.15) and llama.cpp's ``b4567`` all work."""
+    found = _VERSION.search(text[:60])
+    if found is None:
         raise ConfigError(f"--engine-version {text[:40]!r} is not a version; write 0.33.0")
-    numbers = [int(part) for part in parts[:3]] + [0, 0]
+    parts = [int(part[:-1] + "5") if part.endswith("x") else int(part) for part in found.group().split(".")[:3]]
+    numbers = [*parts, 0, 0]
     return numbers[0], numbers[1], numbers[2]

@@ -127,7 +127,10 @@ def _outcome(starts: bool | None, pool: Pool | None, settings: Settings, need: i
         return "allocates the whole context at start; a longer prompt is rejected with an error"
     if starts:
         return "starts with the whole context allocated; a longer prompt is rejected with an error"
-    return f"fails to allocate {need / GIB:.2f} GiB; about {pool.largest_context_tokens:,} tokens per sequence would fit (newer builds lower n_ctx)"
+    return (
+        f"fails to allocate {need / GIB:.2f} GiB; about {pool.largest_context_tokens:,} tokens per sequence would fit "
+        "(newer builds lower n_ctx by themselves)"
+    )
 
 
 def _log_line(buffers: list[tuple[str, int, int]], settings: Settings, sequences: int) -> str:

@@ -17,6 +17,7 @@ from kvseal.plan.weights import estimate
 SAMPLER_COPIES = 9.7
 """Times sequences x vocabulary x 4 bytes that the sampler's warm-up holds at its peak (vLLM V1 before 0.2x)."""
 SAMPLER_COPIES_LATE = 6.5
+ROUNDING = 8 * MIB
 NON_TORCH_ONE = 140 * MIB
 NON_TORCH_MANY = 560 * MIB
 
@@ -32,7 +33,7 @@ class Estimate:
 
     @classmethod
     def given(cls, value: int, what: str) -> Estimate:
-        return cls(best=value, low=value, high=value, how=f"{what} as given")
+        return cls(best=value, low=max(value - ROUNDING, 0), high=value + ROUNDING, how=f"{what} as given (logs round to 0.01 GiB)")
 
 
 def gpu_memory(settings: Settings) -> tuple[int, str] | None:
@@ -45,18 +46,39 @@ def gpu_memory(settings: Settings) -> tuple[int, str] | None:
     return gpu.memory_bytes, f"{gpu.name}: {gib(gpu.memory_bytes)} GiB visible ({gpu.source})"
 
 
-def weights_per_gpu(shape: ModelShape, settings: Settings) -> Estimate:
-    """One rank of the heaviest pipeline stage. Embedding and head are split by vocabulary like the rest."""
+def weights_per_gpu(shape: ModelShape, settings: Settings, room: int | None = None) -> Estimate:
+    """One rank of the heaviest pipeline stage. Experts are spread over data-parallel ranks too, everything else is copied there.
+
+    `room` is what the GPU offers: weights of an unstated format that do not fit in 16 bit must be served in fewer bits, or partly from
+    the host, and the low end says so.
+    """
     if settings.weights_bytes is not None:
         return Estimate.given(settings.weights_bytes, "weights per GPU")
-    total = estimate(shape, settings.weights_dtype)
-    split = settings.parallel.tp * settings.parallel.pp
-    pad = 1.0 if settings.parallel.pp == 1 else 1.05
+    found = _share(shape, settings, settings.weights_dtype)
+    unstated = settings.weights_dtype is None and shape.weights.quantization is None and shape.weights.file_bytes is None
+    if room is None or found.best < room or not (unstated or found.low >= room):
+        return found
+    for name in ("fp8", "int4"):
+        smaller = _share(shape, settings, name)
+        if unstated and smaller.best < room:
+            low = _share(shape, settings, "int4").low
+            how = f"{found.how} would be {gib(found.best)} GiB and do not fit: taken as {name}; say --weights-dtype"
+            return Estimate(best=smaller.best, low=low, high=found.high, how=how)
     return Estimate(
-        best=int(total.total_bytes * pad) // split,
-        low=total.low_bytes // split,
-        high=int(total.high_bytes * pad * 1.02) // split,
-        how=f"weights: {total.how}, over {split} GPU" + ("s" if split > 1 else ""),
+        best=found.best, low=0, high=found.high, how=f"{found.how} do not fit; the upper end supposes that they lie on the host"
+    )
+
+
+def _share(shape: ModelShape, settings: Settings, dtype: str | None) -> Estimate:
+    total = estimate(shape, dtype)
+    tp, pp, dp = settings.parallel.tp, settings.parallel.pp, settings.parallel.dp
+    pad = 1.0 if pp == 1 else 1.05
+    part = total.expert_share / (tp * pp * dp) + (1 - total.expert_share) / (tp * pp)
+    return Estimate(
+        best=int(total.total_bytes * pad * part),
+        low=int(total.low_bytes * part),
+        high=int(total.high_bytes * pad * 1.02 * part),
+        how=f"weights: {total.how}" + (f", one of {tp * pp * dp} GPUs" if tp * pp * dp > 1 else ""),
     )
 
 
@@ -96,10 +118,11 @@ def vllm_budget(shape: ModelShape, settings: Settings, batched_tokens: int) -> B
     default = 0.92 if settings.version >= (0, 30, 0) else 0.90
     fraction = settings.memory_fraction if settings.memory_fraction is not None else default
     usable = -int(-(total * fraction) // 1)
-    weights, peak = weights_per_gpu(shape, settings), activation(shape, settings, batched_tokens)
+    peak = activation(shape, settings, batched_tokens)
     many = settings.parallel.tp * settings.parallel.pp > 1
     other = _non_torch(settings, many)
     graphs = _graphs(settings)
+    weights = weights_per_gpu(shape, settings, usable - peak.low - other.low - graphs.low)
     kv = usable - weights.best - peak.best - other.best - graphs.best
     return Budget(
         gpu_total=total,
@@ -138,10 +161,10 @@ def sglang_budget(shape: ModelShape, settings: Settings) -> Budget | None:
     total, how_gpu = memory
     fraction = settings.memory_fraction
     default, how_fraction = _sglang_fraction(total, settings)
-    weights = weights_per_gpu(shape, settings)
     other = _non_torch(settings, settings.parallel.tp * settings.parallel.pp > 1)
     used = fraction if fraction is not None else default
     usable = int(total * used)
+    weights = weights_per_gpu(shape, settings, usable - other.low)
     kv = usable - weights.best - other.best
     spread = 0.0 if fraction is not None else 0.04
     return Budget(

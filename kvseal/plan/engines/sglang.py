@@ -59,7 +59,9 @@ def cell_of(shape: ModelShape, kv_format: KVFormat, settings: Settings) -> Cell:
     notes: list[str] = []
     for group in group_layers(shape.layers):
         cache: Cache = group.cache
-        layers = cdiv(group.layers, parallel.pp)
+        # Pipeline slicing of the compressed pool came late; before it every stage was charged for all layers.
+        sliced = not (isinstance(cache, Compressed) and settings.version < (0, 5, 18))
+        layers = cdiv(group.layers, parallel.pp) if sliced else group.layers
         if isinstance(cache, State):
             state += layers * state_bytes(cache, parallel.tp, recurrent_bytes=None if cache.recurrent_dtype_known else 4)
         elif isinstance(cache, Compressed):

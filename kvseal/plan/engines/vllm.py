@@ -91,8 +91,11 @@ def plan(shape: ModelShape, settings: Settings) -> EnginePlan:
     context = settings.context_tokens
     per_request = grouping.blocks_per_request(context, rules)
 
-    def pool(available: int) -> Pool:
-        return pool_of(grouping, rules, available, context)
+    def pool(available: int, used: Rules = rules) -> Pool:
+        return pool_of(grouping, used, available, context)
+
+    # Whether scheduling is asynchronous is not known from outside: the optimistic end supposes one batch in flight.
+    calm = rules if settings.in_flight_batches is not None else replace(rules, in_flight_tokens=batch_tokens(settings))
 
     best = pool(settings.kv_bytes) if settings.kv_bytes is not None else (pool(budget.kv) if budget else None)
     if best is None and settings.pool_tokens is not None:
@@ -119,7 +122,7 @@ def plan(shape: ModelShape, settings: Settings) -> EnginePlan:
         budget=budget,
         pool=best,
         pool_low=pool(budget.kv_low) if budget else None,
-        pool_high=pool(budget.kv_high) if budget else None,
+        pool_high=pool(budget.kv_high, calm) if budget else None,
         starts=starts,
         outcome=_outcome(grouping, best, starts, context, per_request),
         log_line=_log_line(best, settings),
@@ -194,6 +197,10 @@ def _log_line(pool: Pool | None, settings: Settings) -> str:
 
 def _notes(shape: ModelShape, grouping: Grouping, rules: Rules, settings: Settings) -> tuple[str, ...]:
     notes = [f"grouping: {grouping.how}"]
+    if settings.parallel.dp > 1:
+        notes.append(
+            f"every one of the {settings.parallel.dp} data-parallel replicas has a pool of its own: multiply concurrency, not length"
+        )
     if grouping.padding_layers:
         notes.append(f"{grouping.padding_layers} padding layers are paid for and hold nothing")
     if any(group.kind.startswith(("sliding", "chunked")) for group in grouping.groups):

@@ -4,9 +4,9 @@ Owns every sequence from submission to its one end (L11), the order among them a
 pages is `KVManager`; it sees neither pool nor tree nor array, does no I/O and asks no clock but the one handed in.
 
 There are no phases. A sequence has tokens and computed tokens, and each step brings the second closer to the first: one token for those
-that decode, a chunk for those that do not yet. Decode rows come first, prefill chunks share what is left of `chunk_tokens`, admissions what
-is left of that. An admission reserves the pages of all tokens that exist (all or nothing) and leaves room for the forecast growth of
-everybody (`policy`), so that preemption is rare. When pages run short all the same, the last in order gives way: its sealed pages stay
+that decode, a chunk for those that do not yet. Decoders have the first claim on `chunk_tokens`, running prefills share what is left,
+admissions what is left of that. Pages are taken chunk by chunk; an admission leaves enough for the rest of all prompts and for the
+forecast growth of everybody (`policy`), so that preemption is rare. When pages run short all the same, the last in order gives way: its sealed pages stay
 in the prefix cache, the rest it computes again, to the same bits (L13).
 
 Progress. The first in order is never preempted and gets every page that others can give; a request that fits the pool alone (L1, checked
@@ -42,7 +42,7 @@ from kvseal.sched import policy
 from kvseal.sched.line import WaitingLine
 from kvseal.sched.sequence import Decoding, Ended, Prefilling, Sequence, Waiting
 
-_SHARERS_PER_STEP = 16
+_ASIDE_PER_STEP = 16
 """How many waiting sequences may be set aside in one step to share a prefill; bounds the work of a step."""
 
 _KEY = attrgetter("key")
@@ -153,10 +153,7 @@ class Scheduler:
         preemptions = self.counters.preemptions
         rows: list[Row] = []
         self._flight = []
-        self._decode_rows(rows)
-        left = self._chunk_tokens - len(rows)
-        if self._prefilling:
-            left = self._prefill_rows(rows, left)
+        left = self._continue(rows)
         if not self._blocked and self.counters.preemptions == preemptions:
             self._admit(rows, left)
         batch = Batch(self.counters.steps + 1, tuple(rows))
@@ -187,40 +184,46 @@ class Scheduler:
 
     # --- rows ---
 
-    def _decode_rows(self, rows: list[Row]) -> None:
-        """One token for everybody who decodes, oldest first. Victims come from the end of the list, so none of them has a row yet."""
+    def _continue(self, rows: list[Row]) -> int:
+        """Rows of all that run, first in order first, so that a victim (the last) never has a row yet. Returns the tokens left."""
+        left = self._chunk_tokens - len(self._running) + self._prefilling
         flight = self._flight
         for sequence in self._running:
             state = sequence.state
-            if type(state) is not Decoding:
-                continue
             start = sequence.computed_tokens
-            if start >= sequence.room_tokens and not self._grow(sequence, start + 1):
-                continue
-            tokens = sequence.tokens
-            rows.append(
-                Row(
-                    sequence.request_id,
-                    tokens[start:],
-                    start,
-                    state.grant.table,
-                    sequence.sampling,
-                    True,
-                    tokens,
-                    sequence.prompt_tokens,
+            if type(state) is Decoding:
+                if start >= sequence.room_tokens and not self._grow(sequence, start + 1):
+                    continue
+                tokens = sequence.tokens
+                rows.append(
+                    Row(
+                        sequence.request_id,
+                        tokens[start:],
+                        start,
+                        state.grant.table,
+                        sequence.sampling,
+                        True,
+                        tokens,
+                        sequence.prompt_tokens,
+                    )
                 )
-            )
-            flight.append(sequence)
-
-    def _prefill_rows(self, rows: list[Row], left: int) -> int:
-        for sequence in self._running:
-            if left and type(sequence.state) is Prefilling:
-                left = self._chunk(sequence, rows, left)
+                flight.append(sequence)
+            elif left and type(state) is Prefilling:
+                end = self._chunk_end(sequence, left)
+                if end <= sequence.room_tokens or self._grow(sequence, end):
+                    left -= self._chunk(sequence, rows, end)
         return left
 
-    def _chunk(self, sequence: Sequence, rows: list[Row], left: int) -> int:
+    def _chunk_end(self, sequence: Sequence, left: int) -> int:
+        """As far as budget and tokens reach; no further than pages are there, before any is taken from another."""
+        end = min(len(sequence.tokens), sequence.computed_tokens + left)
+        if end > sequence.room_tokens:
+            there = sequence.room_tokens + self._kv.available_pages * self._page_tokens
+            end = min(end, max(there, sequence.computed_tokens + 1))
+        return end
+
+    def _chunk(self, sequence: Sequence, rows: list[Row], end: int) -> int:
         start, tokens = sequence.computed_tokens, sequence.tokens
-        end = min(len(tokens), start + left)
         row = Row(
             sequence.request_id,
             tokens[start:end],
@@ -233,7 +236,7 @@ class Scheduler:
         )
         rows.append(row)
         self._flight.append(sequence)
-        return left - (end - start)
+        return end - start
 
     def _grow(self, sequence: Sequence, end_tokens: int) -> bool:
         """Room up to `end_tokens`, taken from those last in order if need be; False when the sequence has no row this step."""
@@ -265,36 +268,39 @@ class Scheduler:
     # --- admission ---
 
     def _admit(self, rows: list[Row], left: int) -> None:
+        """From the head of the line, as long as budget and pages last. Those that wait to share a prefill are set aside and keep their
+        places; others may pass them, but each at most `policy.MAX_OVERTAKEN` times. Nobody passes a head that waits for pages."""
         aside: list[Sequence] = []
-        while left and len(self._running) < self._max_running and len(aside) < _SHARERS_PER_STEP:
+        while left and len(self._running) < self._max_running and len(aside) < _ASIDE_PER_STEP:
             sequence = self._line.first()
-            if sequence is None:
+            if sequence is None or any(passed.overtaken >= policy.MAX_OVERTAKEN for passed in aside):
                 break
             if self._shares_prefill(sequence):
                 aside.append(self._line.pop())
-                continue
-            if not self._try_admit(sequence):
+            elif self._try_admit(sequence, left):
+                self._line.pop()
+                for passed in aside:
+                    passed.overtaken += 1
+                left -= self._chunk(sequence, rows, min(len(sequence.tokens), sequence.computed_tokens + left))
+            else:
+                self._blocked = not sequence.ended
                 break
-            self._line.pop()
-            for passed in aside:
-                passed.overtaken += 1
-            left = self._chunk(sequence, rows, left)
         for sequence in aside:
             self._line.push(sequence)
 
-    def _try_admit(self, sequence: Sequence) -> bool:
+    def _try_admit(self, sequence: Sequence, left: int) -> bool:
         reuse = self._reuses(sequence)
-        cached = self._probe(sequence) if reuse else 0
+        new_tokens = len(sequence.tokens) - (self._probe(sequence) if reuse else 0)
+        first_tokens = min(new_tokens, left)
         grant = self._kv.admit(
             sequence.request_id,
             sequence.request.scope,
             self._packed(sequence),
-            first_tokens=len(sequence.tokens) - cached,
+            first_tokens=first_tokens,
             reuse=reuse,
-            reserve_pages=self._reserve_pages(sequence),
+            reserve_pages=self._reserve_pages(sequence, new_tokens - first_tokens),
         )
         if grant is None:
-            self._blocked = bool(self._running)
             if not self._running and not self._kv.usage().draining:
                 self._end(sequence, Failed(Unavailable("cache pages were put out of use, and what is left cannot hold the request")))
             return False
@@ -319,20 +325,24 @@ class Scheduler:
     def _probe(self, sequence: Sequence) -> int:
         return self._kv.probe(sequence.request.scope, self._packed(sequence))
 
-    def _reserve_pages(self, candidate: Sequence) -> int:
-        """Pages to leave for the forecast growth of all who run and of the candidate. 0 when nobody runs: the first always starts."""
+    def _reserve_pages(self, candidate: Sequence, later_tokens: int) -> int:
+        """Pages to leave for what is known to come (prompts not yet computed, `later_tokens` of the candidate's) and for the forecast
+        growth of all. 0 when nobody runs: the first always starts."""
         if not self._running:
             return 0
         forecasts = [self._forecast(sequence) for sequence in self._running]
         forecasts.append(self._forecast(candidate))
-        return -(-policy.peak_growth_tokens(forecasts) // self._page_tokens)
+        known = later_tokens
+        if self._prefilling:
+            known += sum(max(0, len(sequence.tokens) - sequence.room_tokens) for sequence in self._running)
+        return -(-(known + policy.peak_growth_tokens(forecasts)) // self._page_tokens)
 
     def _forecast(self, sequence: Sequence) -> tuple[int, int]:
         produced = sequence.output_tokens
         most = sequence.request.max_output_tokens - produced
         if sequence.sampling.stop_token_ids:
             most = self._lengths.remaining(produced, most, sequence.arrival)
-        return most, max(sequence.room_tokens, len(sequence.tokens)) - (sequence.cached_tokens or 0)
+        return most, len(sequence.tokens) - (sequence.cached_tokens or 0)
 
     def _reuses(self, sequence: Sequence) -> bool:
         """Prompt logprobs need every prompt position computed: until they are complete, nothing is read from the cache."""

@@ -22,6 +22,12 @@ static inline __m256i broadcast4(const int8_t* p) {
     return _mm256_set1_epi32(word);
 }
 
+// Ends an expression: without it GCC gathers all products of a group before the first sum and spills most of them.
+static inline __m256i settled(__m256i v) {
+    asm("" : "+x"(v));
+    return v;
+}
+
 template <int R, int T>
 static inline void dot_q4(const uint8_t* w, int64_t stride, const int8_t* x, int64_t x_stride, f8 (&sums)[R][T]) {
     const __m256i mask = _mm256_set1_epi8(15);
@@ -34,9 +40,11 @@ static inline void dot_q4(const uint8_t* w, int64_t stride, const int8_t* x, int
             const __m256i high = _mm256_and_si256(_mm256_srli_epi16(raw, 4), mask);
             for (int t = 0; t < T; ++t) {
                 const __m256i a = _mm256_maddubs_epi16(low, broadcast4(x + t * x_stride + i * 4));
+                total[r][t] = settled(i == 0 ? a : _mm256_add_epi16(total[r][t], a));
+            }
+            for (int t = 0; t < T; ++t) {
                 const __m256i b = _mm256_maddubs_epi16(high, broadcast4(x + t * x_stride + 16 + i * 4));
-                const __m256i both = _mm256_add_epi16(a, b);
-                total[r][t] = i == 0 ? both : _mm256_add_epi16(total[r][t], both);
+                total[r][t] = settled(_mm256_add_epi16(total[r][t], b));
             }
         }
     }
@@ -55,7 +63,7 @@ static inline void dot_q8(const uint8_t* w, int64_t stride, const int8_t* x, int
             for (int t = 0; t < T; ++t) {
                 const __m256i signed_x = _mm256_sign_epi8(broadcast4(x + t * x_stride + i * 4), q);
                 const __m256i wide = _mm256_madd_epi16(_mm256_maddubs_epi16(size, signed_x), ones);
-                total[r][t] = i == 0 ? wide : _mm256_add_epi32(total[r][t], wide);
+                total[r][t] = settled(i == 0 ? wide : _mm256_add_epi32(total[r][t], wide));
             }
         }
     }

@@ -36,8 +36,14 @@ Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 
-FIRST_CANDIDATES = 256
-"""How many of the highest logits are looked at first for `top_p`; eight times as many each time they do not suffice."""
+NATS = 8.0
+"""How far below the highest value candidates are first looked for; twice as far each time they do not suffice. So nothing ever sorts a
+whole vocabulary unless its distribution is nearly flat."""
+SMALLEST_TEMPERATURE = 1e-4
+"""Below it everything but the highest logit has no weight left in float32."""
+NOT_FINITE = "the model's output is not finite at this position; the request was stopped before a token was chosen"
+BLOCK = 256
+"""Tokens whose weights are summed together in a draw from the whole vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +56,7 @@ def sample(logits: Float32, params: SamplingParams, *, history: Sequence[int], p
     """[vocab_size] -> token. `history` is prompt and output so far. Raises SamplingFailed."""
     best = int(logits.argmax())
     if not (math.isfinite(logits[best]) and math.isfinite(logits.min())):
-        raise SamplingFailed("the model's output is not finite at this position; the request was stopped before a token was chosen")
+        raise SamplingFailed(NOT_FINITE)
     if not _is_plain_greedy(params, output_index):
         values, ids = _adjusted(logits, params, history, prompt_tokens, output_index)
         best = _choose(values, ids, params, output_index)
@@ -65,11 +71,11 @@ def uniform(seed: int, output_index: int) -> float:
 
 def token_logprobs(logits: Float32, token: int, top: int) -> TokenLogprobs:
     """Natural log-probabilities of `token` and of the `top` likeliest tokens, under the softmax of the raw logits."""
-    highest = float(logits.max())
-    log_total = highest + math.log(float(np.exp(logits - np.float32(highest)).sum(dtype=np.float64)))
+    highest = logits.max()
+    log_total = float(highest) + math.log(float(np.exp(logits - highest).sum())) if math.isfinite(highest) else math.nan
     if not math.isfinite(log_total):
-        raise SamplingFailed("the model's output is not finite at this position; the request was stopped before a token was chosen")
-    likeliest = _highest(logits, top) if top else ()
+        raise SamplingFailed(NOT_FINITE)
+    likeliest = _highest(logits, min(top, len(logits))) if top else ()
     return TokenLogprobs(token, float(logits[token]) - log_total, tuple((int(i), float(logits[i]) - log_total) for i in likeliest))
 
 
@@ -87,18 +93,20 @@ def _is_plain_greedy(params: SamplingParams, output_index: int) -> bool:
 
 def _adjusted(
     logits: Float32, params: SamplingParams, history: Sequence[int], prompt_tokens: int, output_index: int
-) -> tuple[Float64, Indices | None]:
+) -> tuple[Float32, Indices | None]:
     """Steps 1 to 5: values, and the token ids they belong to (None: all, in order)."""
-    values = logits.astype(np.float64)
+    values = logits.copy()
     if params.logit_bias:
-        values[np.fromiter(params.logit_bias.keys(), np.int64)] += np.fromiter(params.logit_bias.values(), np.float64)
-    if params.repetition_penalty != 1:
-        seen = np.unique(np.fromiter(history, np.int64, len(history)))
-        before = values[seen]
-        values[seen] = np.where(before > 0, before / params.repetition_penalty, before * params.repetition_penalty)
-    if (params.presence_penalty or params.frequency_penalty) and len(history) > prompt_tokens:
-        seen, counts = np.unique(np.array(history[prompt_tokens:], dtype=np.int64), return_counts=True)
-        values[seen] -= params.frequency_penalty * counts + params.presence_penalty
+        values[np.fromiter(params.logit_bias.keys(), np.int64)] += np.fromiter(params.logit_bias.values(), np.float32)
+    penalised = params.presence_penalty != 0 or params.frequency_penalty != 0
+    if params.repetition_penalty != 1 or penalised:
+        seen = np.fromiter(history, np.int64, len(history))
+        if params.repetition_penalty != 1:
+            before, penalty = values[seen], np.float32(params.repetition_penalty)
+            values[seen] = np.where(before > 0, before / penalty, before * penalty)
+        if penalised:
+            tokens, counts = np.unique(seen[prompt_tokens:], return_counts=True)
+            values[tokens] -= (params.frequency_penalty * counts + params.presence_penalty).astype(np.float32)
     if output_index < params.min_tokens and params.stop_token_ids:
         values[np.fromiter(params.stop_token_ids, np.int64)] = -np.inf
     if params.allowed_token_ids is None:
@@ -107,55 +115,100 @@ def _adjusted(
     return values[ids], ids
 
 
-def _choose(values: Float64, ids: Indices | None, params: SamplingParams, output_index: int) -> int:
+def _choose(values: Float32, ids: Indices | None, params: SamplingParams, output_index: int) -> int:
     """Steps 6 to 10."""
     best = int(values.argmax())
     highest = values[best]
     if highest == -np.inf:
         raise SamplingFailed("every token is ruled out (allowed_token_ids, stop ids before min_tokens); none can be chosen")
     if params.temperature > 0:
-        best = _draw((values - highest) / params.temperature, params, uniform(params.seed, output_index))
+        scaled = (values - highest) / np.float32(max(params.temperature, SMALLEST_TEMPERATURE))
+        best = _draw(scaled, params, uniform(params.seed, output_index))
     return best if ids is None else int(ids[best])
 
 
-def _draw(values: Float64, params: SamplingParams, point: float) -> int:
+def _draw(values: Float32, params: SamplingParams, point: float) -> int:
     """Steps 7 to 10. `values` are scaled logits below their maximum, 0."""
-    lowest = -np.inf
-    if 0 < params.top_k < len(values):
-        lowest = float(np.partition(values, -params.top_k)[-params.top_k])
-    if params.top_p < 1:
-        lowest = max(lowest, _nucleus_floor(values, params.top_p, lowest))
-    if params.min_p > 0:
-        lowest = max(lowest, math.log(params.min_p))
-    kept = np.flatnonzero(values >= lowest) if lowest > -np.inf else None
-    cumulative = np.exp(values if kept is None else values[kept]).cumsum()
-    place = int(np.searchsorted(cumulative, point * cumulative[-1], side="right"))
-    place = min(place, int(np.searchsorted(cumulative, cumulative[-1], side="left")))  # rounding at the far end
-    return place if kept is None else int(kept[place])
+    if not (0 < params.top_k < len(values) or params.top_p < 1 or params.min_p > 0):
+        return _draw_from_all(values, point)
+    kept = _filtered(values, params)
+    return int(kept[_place(np.exp(values[kept].astype(np.float64)), point)])
 
 
-def _nucleus_floor(values: Float64, share: float, lowest: float) -> float:
-    """The value of the last token of the nucleus: the fewest highest values from `lowest` up that hold `share` of their total weight."""
+def _draw_from_all(values: Float32, point: float) -> int:
+    """The same in two steps, block and token within it, so that long sums stay few."""
     weights = np.exp(values)
-    target = share * float((weights if lowest == -np.inf else weights[values >= lowest]).sum())
-    count = FIRST_CANDIDATES
-    while count < len(values):
-        floor = float(np.partition(values, -count)[-count])
-        among = values[values >= floor]
-        if float(np.exp(among).sum()) >= target:
-            break
-        count *= 8
-    else:
-        among = values
-    ordered = -np.sort(-among)
-    cumulative = np.exp(ordered).cumsum()
+    edges = np.arange(0, len(weights), BLOCK)
+    sums = np.add.reduceat(weights, edges).astype(np.float64)
+    block = _place(sums, point)
+    before = float(sums[:block].sum())
+    inside = weights[edges[block] : edges[block] + BLOCK].astype(np.float64)
+    share = (point * float(sums.sum()) - before) / float(sums[block])
+    return int(edges[block]) + _place(inside, min(max(share, 0.0), 1.0 - 2.0**-53))
+
+
+def _place(weights: Float64, point: float) -> int:
+    """The first index at which the cumulative weight passes `point` of the whole; never one of weight 0."""
+    cumulative = weights.cumsum()
+    place = int(np.searchsorted(cumulative, point * cumulative[-1], side="right"))
+    return min(place, int(np.searchsorted(cumulative, cumulative[-1], side="left")))  # rounding at the far end
+
+
+def _filtered(values: Float32, params: SamplingParams) -> Indices:
+    """Steps 7 to 9: ids that stay, in order. Each step starts from a set of highest values that surely holds what it keeps."""
+    kept: Indices | None = None
+    if 0 < params.top_k < len(values):
+        kept = _upper(values, params.top_k)
+        chosen = values[kept]
+        kept = kept[chosen >= np.partition(chosen, -params.top_k)[-params.top_k]]
+    if params.top_p < 1:
+        total = None
+        if kept is None:
+            kept, total = _upper_mass(values, params.top_p)
+        kept = _nucleus(kept, values[kept], params.top_p, total)
+    if params.min_p > 0:
+        floor = np.float32(math.log(params.min_p))
+        kept = np.flatnonzero(values >= floor) if kept is None else kept[values[kept] >= floor]
+    return np.arange(len(values)) if kept is None else kept
+
+
+def _nucleus(ids: Indices, values: Float32, share: float, total: float | None) -> Indices:
+    """The fewest highest ones that hold `share` of `total` (None: of themselves), and the equals of the last one."""
+    ordered = -np.sort(-values)
+    cumulative = np.exp(ordered.astype(np.float64)).cumsum()
+    target = share * (float(cumulative[-1]) if total is None else total)
     last = min(int(np.searchsorted(cumulative, target, side="left")), len(ordered) - 1)
-    return float(ordered[last])
+    nucleus: Indices = ids[values >= ordered[last]]
+    return nucleus
+
+
+def _upper_mass(values: Float32, share: float) -> tuple[Indices, float]:
+    """All values above some floor, holding at least `share` of the whole weight; and the whole weight."""
+    weights = np.exp(values)
+    total, depth = float(weights.sum()), NATS
+    while depth < 16 * NATS:
+        ids = np.flatnonzero(values >= -depth)
+        if float(weights[ids].sum()) >= share * total:
+            return ids, total
+        depth *= 2
+    return np.arange(len(values)), total
+
+
+def _upper(values: Float32, count: int) -> Indices:
+    """All values above some floor, at least `count` of them."""
+    highest, depth = values.max(), NATS
+    while depth < 16 * NATS:
+        ids = np.flatnonzero(values >= highest - np.float32(depth))
+        if len(ids) >= count:
+            return ids
+        depth *= 2
+    return np.arange(len(values))
 
 
 def _highest(logits: Float32, count: int) -> Indices:
     """Ids of the `count` highest logits, highest first, the lower id first among equals."""
-    count = min(count, len(logits))
-    floor = np.partition(logits, -count)[-count]
-    ids = np.flatnonzero(logits >= floor)
-    return ids[np.argsort(-logits[ids], kind="stable")][:count]
+    ids = _upper(logits, count)
+    chosen = logits[ids]
+    ids = ids[chosen >= np.partition(chosen, -count)[-count]]
+    ordered: Indices = ids[np.argsort(-logits[ids], kind="stable")][:count]
+    return ordered

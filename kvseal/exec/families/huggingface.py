@@ -88,7 +88,7 @@ def _smollm3_windows(config: Fields, layers: int) -> tuple[int, ...]:
 _FAMILIES: Mapping[str, _Family] = {
     "LlamaForCausalLM": _Family("llama", optional_mlp_bias=True),
     "MistralForCausalLM": _Family("mistral", kv_heads=8, fixed_biases=(False, False, False), windows=_uniform_window(4096)),
-    "Qwen2ForCausalLM": _Family("qwen2", fixed_biases=(True, False, False), windows=_windows_by_layer),
+    "Qwen2ForCausalLM": _Family("qwen2", kv_heads=32, fixed_biases=(True, False, False), windows=_windows_by_layer),
     "Qwen3ForCausalLM": _Family("qwen3", kv_heads=32, head_dim=128, qk_norm=True, windows=_windows_by_layer),
     "SmolLM3ForCausalLM": _Family("smollm3", theta=2_000_000.0, kv_heads=4, tied=True, optional_mlp_bias=True, windows=_smollm3_windows),
     "GraniteForCausalLM": _Family("granite", optional_mlp_bias=True),

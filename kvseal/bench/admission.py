@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvseal.core.batch import Batch, BatchResult, Row, RowResult
+from kvseal.core.batch import BatchResult, Row, RowResult
 from kvseal.core.clock import ManualClock
 from kvseal.core.events import EndedEvent
 from kvseal.core.ids import RequestId, Scope

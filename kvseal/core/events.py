@@ -6,14 +6,14 @@ Owns the event types that pass from `sched` through `node` to `serve`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvseal.core.batch import TokenLogprobs
 from kvseal.core.ids import RequestId
 from kvseal.core.outcome import Outcome
 
 
-@dataclass(frozen=True, slots=True)
-class TokensEvent:
+class TokensEvent(NamedTuple):
     """New output tokens, and the logprobs that were asked for."""
 
     request_id: RequestId

@@ -89,7 +89,7 @@ class Engine:
             steps=counters.steps,
             last_step_age_s=None if self._stepped_at_s is None else self._clock.now_s() - self._stepped_at_s,
             prompt_tokens=counters.prompt_tokens,
-            output_tokens=counters.output_tokens,
+            output_tokens=self._scheduler.output_tokens,
             cached_tokens=counters.cached_tokens,
             queried_tokens=counters.queried_tokens,
             preemptions=counters.preemptions,

@@ -6,8 +6,8 @@ pages is `KVManager`; it sees neither pool nor tree nor array, does no I/O and a
 There are no phases. A sequence has tokens and computed tokens, and each step brings the second closer to the first: one token for those
 that decode, a chunk for those that do not yet. Decoders have the first claim on `chunk_tokens`, running prefills share what is left,
 admissions what is left of that. Pages are taken chunk by chunk; an admission leaves enough for the rest of all prompts and for the
-forecast growth of everybody (`policy`), so that preemption is rare. When pages run short all the same, the last in order gives way: its sealed pages stay
-in the prefix cache, the rest it computes again, to the same bits (L13).
+forecast growth of everybody (`policy`), so that preemption is rare. When pages run short all the same, the last in order gives way: its
+sealed pages stay in the prefix cache, the rest it computes again, to the same bits (L13).
 
 Progress. The first in order is never preempted and gets every page that others can give; a request that fits the pool alone (L1, checked
 at `submit`) therefore always ends. If even that fails, because pages were quarantined meanwhile, it fails with an error; it never hangs.
@@ -55,6 +55,7 @@ class SchedulerCounters:
     steps: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
+    """Sampled tokens of requests that have ended; `Scheduler.output_tokens` adds those of the open ones."""
     queried_tokens: int = 0
     """Prompt tokens looked up in the prefix cache, first admissions only."""
     cached_tokens: int = 0
@@ -96,6 +97,11 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         return len(self._line)
+
+    @property
+    def output_tokens(self) -> int:
+        """Sampled since the start. O(open requests)."""
+        return self.counters.output_tokens + sum(sequence.output_tokens for sequence in self._open.values())
 
     @property
     def has_work(self) -> bool:
@@ -339,7 +345,7 @@ class Scheduler:
 
     def _forecast(self, sequence: Sequence) -> tuple[int, int]:
         produced = sequence.output_tokens
-        most = sequence.request.max_output_tokens - produced
+        most = sequence.max_output_tokens - produced
         if sequence.sampling.stop_token_ids:
             most = self._lengths.remaining(produced, most, sequence.arrival)
         return most, len(sequence.tokens) - (sequence.cached_tokens or 0)
@@ -370,21 +376,20 @@ class Scheduler:
         if out.failed is not None:
             self._end(sequence, Failed(out.failed))
             return
-        end = row.start + len(row.tokens)
         state = sequence.state
-        self._kv.commit(sequence.grant, row.tokens, end, out.page_digests)
-        sequence.computed_tokens = end
-        if type(state) is Prefilling:
+        end = row.start + len(row.tokens)
+        if type(state) is Decoding:
+            self._kv.commit(state.grant, row.tokens, end, out.page_digests)
+        else:
+            self._kv.commit(sequence.grant, row.tokens, end, out.page_digests)
             if sequence.sampling.prompt_logprobs is not None:
                 self._collect_prompt_logprobs(sequence, row, out)
-            if not row.samples:
-                return
-            sequence.decode()
-            self._prefilling -= 1
-        token = out.token
-        if token is None:
-            raise LawBroken(Law.L6, f"the row of request {sequence.request_id} should have sampled and has no token")
-        self._emit(sequence, token, out)
+            if row.samples:
+                sequence.decode()
+                self._prefilling -= 1
+        sequence.computed_tokens = end
+        if row.samples:
+            self._emit(sequence, out)
 
     def _collect_prompt_logprobs(self, sequence: Sequence, row: Row, out: RowResult) -> None:
         if not self._reuses(sequence):
@@ -392,23 +397,19 @@ class Scheduler:
                 sequence.prompt_logprobs = [None]
             sequence.prompt_logprobs += out.prompt_logprobs
 
-    def _emit(self, sequence: Sequence, token: int, out: RowResult) -> None:
-        tokens, request, sampling = sequence.tokens, sequence.request, sequence.sampling
+    def _emit(self, sequence: Sequence, out: RowResult) -> None:
+        token = out.token
+        if token is None:
+            raise LawBroken(Law.L6, f"the row of request {sequence.request_id} should have sampled and has no token")
+        tokens, sampling = sequence.tokens, sequence.sampling
         tokens.append(token)
         produced = len(tokens) - sequence.prompt_tokens
-        self.counters.output_tokens += 1
-        self._events.append(
-            TokensEvent(
-                sequence.request_id,
-                (token,),
-                () if out.logprobs is None else (out.logprobs,),
-                tuple(sequence.prompt_logprobs) if produced == 1 else (),
-                sequence.cached_tokens or 0,
-            )
-        )
+        logprobs = () if out.logprobs is None else (out.logprobs,)
+        prompt_logprobs = tuple(sequence.prompt_logprobs) if produced == 1 else ()
+        self._events.append(TokensEvent(sequence.request_id, (token,), logprobs, prompt_logprobs, sequence.cached_tokens or 0))
         if token in sampling.stop_token_ids and produced > sampling.min_tokens:
             self._end(sequence, Completed(FinishReason.STOP, sequence.usage, token))
-        elif produced >= request.max_output_tokens:
+        elif produced >= sequence.max_output_tokens:
             self._end(sequence, Completed(FinishReason.LENGTH, sequence.usage))
 
     def _break(self, sequence: Sequence, broken: BrokenSeal) -> None:
@@ -444,6 +445,7 @@ class Scheduler:
             self._kv.drop(grant, broken=outcome.error if isinstance(outcome, Failed) and isinstance(outcome.error, BrokenSeal) else None)
         self._blocked = False
         del self._open[sequence.request_id]
+        self.counters.output_tokens += sequence.output_tokens
         if sequence.output_tokens and not isinstance(outcome, Failed):
             self._lengths.add(sequence.output_tokens)
         self.counters.outcomes[type(outcome).__name__.lower()] += 1

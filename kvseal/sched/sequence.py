@@ -76,6 +76,7 @@ class Sequence:
         "deferred_to",
         "key",
         "lost_tokens",
+        "max_output_tokens",
         "overtaken",
         "packed",
         "prompt_logprobs",
@@ -92,6 +93,7 @@ class Sequence:
         self.request = request
         self.request_id = request.request_id
         self.sampling = request.sampling
+        self.max_output_tokens = request.max_output_tokens
         self.arrival = arrival
         self.key = key
         """Fair order: the smaller runs first, see `policy.order_key`."""

@@ -50,7 +50,7 @@ def test_class_defaults() -> None:
 
 
 def test_the_model_type_stands_in_for_architectures() -> None:
-    assert spec(architectures="absent", model_type="qwen2").family == "qwen2"
+    assert spec(architectures="absent", model_type="qwen2", num_key_value_heads=4).family == "qwen2"
     with pytest.raises(ModelUnsupported, match="model_type is 'gpt2'"):
         spec(architectures="absent", model_type="gpt2")
     with pytest.raises(ModelCorrupt, match="architectures is missing"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from array import array
+from itertools import pairwise
 
 from kvseal.core.errors import LawBroken
 from kvseal.core.ids import Scope
@@ -119,6 +120,10 @@ class PrefixCache:
             for page, nonce in zip(node.stamps[::2], node.stamps[1::2], strict=True):
                 if not ledger.cached_at[page] or ledger.nonce_at[page] != nonce:
                     raise LawBroken(Law.L3, f"the prefix tree holds page {page} under another hand-out, or the ledger does not know")
+            above = node.parent.stamps[-2:-1] if node.parent is not None else array("Q")
+            readers = [ledger.pins_at[page] for page in (*above, *node.stamps[::2])]
+            if any(reader and not before for before, reader in pairwise(readers)):
+                raise LawBroken(Law.L2, "a page is read whose predecessor could be evicted")
             tail = node.stamps[-2]
             if not (node.children or node.queued or ledger.pins_at[tail] or ledger.doomed_at[tail]):
                 raise LawBroken(Law.L2, "a leaf could be evicted and is not in the order of eviction")

@@ -195,9 +195,9 @@ def test_a_pin_on_nothing_is_no_use(cache: PrefixCache) -> None:
     end(cache, cache.pin(ALICE, array("Q")))
 
 
-@pytest.mark.parametrize("damage", ["nonce", "order", "ledger"])
+@pytest.mark.parametrize("damage", ["nonce", "order", "ledger", "path"])
 def test_check_finds_damage(pool: PagePool, cache: PrefixCache, damage: str) -> None:
-    pin = publish(pool, cache, 1)
+    pin = publish(pool, cache, 1, 2)
     page = pin.stamps[0]
     end(cache, pin)
     node = cache.tree.home(page)
@@ -206,6 +206,8 @@ def test_check_finds_damage(pool: PagePool, cache: PrefixCache, damage: str) -> 
         node.stamps[1] ^= 1
     elif damage == "order":
         node.queued = False
+    elif damage == "path":
+        pool.ledger.pins[node.stamps[2]] = 1
     else:
         pool.ledger.cached[7] = 1
     with pytest.raises(LawBroken):

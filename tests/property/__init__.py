@@ -1,0 +1,1 @@
+"""Property tests: one state machine over the whole cache."""

@@ -11,10 +11,10 @@
 namespace kvseal {
 namespace {
 
-constexpr int FEW_TOKENS = 4;      // so few are handled by whoever ends the stage before: one barrier less
-constexpr int UNIT_BLOCKS = 4;     // row blocks of a linear unit: 32 rows, one group of the next layer's inputs
-constexpr int UNIT_TOKENS = 64;    // tokens of a linear unit
-constexpr int HEAD_BLOCKS = 32;    // row blocks of a unit of the output projection
+constexpr int FEW_TOKENS = 4;    // sharing out so few costs more than it gains
+constexpr int UNIT_BLOCKS = 4;   // row blocks of a linear unit: 32 rows, one group of the next layer's inputs
+constexpr int UNIT_TOKENS = 64;  // tokens of a linear unit
+constexpr int HEAD_BLOCKS = 32;  // row blocks of a unit of the output projection
 constexpr int PARTIAL_HEADER = 8;
 
 int ceil_div(int a, int b) { return (a + b - 1) / b; }
@@ -99,7 +99,7 @@ Decoder::Decoder(ModelNumbers numbers, KVLayout kv, std::vector<LayerParts> laye
 
 std::vector<Break> Decoder::forward(const Step& step) {
     prepare(step);
-    team_.run([this](int thread) { step_on(thread); });
+    run_layers();
     step_ = nullptr;
     return guard_.take();
 }
@@ -164,57 +164,52 @@ void Decoder::plan_attention() {
     if (partials_.size() < static_cast<size_t>(partial)) partials_.resize(static_cast<size_t>(partial));
 }
 
-// Units, then work per token, then `after` once.
-template <class Body, class PerToken, class After>
-void Decoder::stage(int thread, int64_t units, Body&& body, PerToken&& per_token, After&& after) {
-    const bool few = tokens_ <= FEW_TOKENS;
-    team_.share(units, thread, body, [&] {
-        if (!few) return;
-        for (int t = 0; t < tokens_; ++t) per_token(t);
-        after();
-    });
-    if (!few) team_.share(tokens_, thread, [&](int64_t t) { per_token(static_cast<int>(t)); }, after);
+// Work per token: too little to share out when there are few.
+template <class Body>
+void Decoder::each_token(Body&& body) {
+    if (tokens_ > FEW_TOKENS) return team_.share(tokens_, [&](int64_t t, int) { body(static_cast<int>(t)); });
+    for (int t = 0; t < tokens_; ++t) body(t);
 }
 
-void Decoder::step_on(int thread) {
+void Decoder::run_layers() {
     const Inputs x = x_.inputs(), attended = attended_.inputs(), act = act_.inputs();
-    const auto nothing = [] {};
-    stage(thread, tokens_, [&](int64_t t) { embed(static_cast<int>(t)); }, [&](int t) { norm_into(t, layers_[0].attn_norm, x_); },
-          [&] { guard_.check_append(0); });
+    each_token([&](int t) { embed(t); });
     for (int i = 0; i < m_.layers; ++i) {
         const LayerParts& layer = layers_[static_cast<size_t>(i)];
-        const LinearPlan q{&layer.q, &x, {q_.data(), m_.heads * m_.head_dim, or_null(layer.q_bias), 1.0f, false}};
-        const LinearPlan k{&layer.k, &x, {key_.data(), m_.kv_heads * m_.head_dim, or_null(layer.k_bias), 1.0f, false}};
-        const LinearPlan v{&layer.v, &x, {value_.data(), m_.kv_heads * m_.head_dim, or_null(layer.v_bias), 1.0f, false}};
-        const int64_t q_units = linear_units(layer.q), k_units = linear_units(layer.k);
-        const auto qkv_unit = [&](int64_t unit) {
-            if (unit < q_units) return linear_unit(q, unit);
-            unit -= q_units;
-            unit < k_units ? linear_unit(k, unit) : linear_unit(v, unit - k_units);
-        };
-        stage(thread, q_units + k_units + linear_units(layer.v), qkv_unit, [&](int t) { finish_heads(i, t); }, [&] { guard_.advance(i); });
+        each_token([&](int t) { norm_into(t, layer.attn_norm, x_); });
+        guard_.check_append(i);
+        project_heads(layer, x);
+        each_token([&](int t) { finish_heads(i, t); });
+        guard_.advance(i);
 
-        stage(thread, static_cast<int64_t>(attend_units_.size()),
-              [&](int64_t unit) { attend_unit(i, thread, attend_units_[static_cast<size_t>(unit)]); }, [&](int t) { finish_attention(t); },
-              [&] { guard_.collect(i); });
+        team_.share(static_cast<int64_t>(attend_units_.size()),
+                    [&](int64_t unit, int thread) { attend_unit(i, thread, attend_units_[static_cast<size_t>(unit)]); });
+        guard_.collect(i);
+        each_token([&](int t) { finish_attention(t); });
 
         const LinearPlan o{&layer.o, &attended, {hidden_.data(), m_.hidden_size, or_null(layer.o_bias), m_.residual_multiplier, true}};
-        stage(thread, linear_units(layer.o), [&](int64_t unit) { linear_unit(o, unit); },
-              [&](int t) { norm_into(t, layer.mlp_norm, x_); }, nothing);
-
-        team_.share(linear_units(layer.gate), thread, [&](int64_t unit) { gate_up_unit(layer, unit); }, nothing);
-
-        const bool last = i + 1 == m_.layers;
+        team_.share(linear_units(layer.o), [&](int64_t unit, int) { linear_unit(o, unit); });
+        each_token([&](int t) { norm_into(t, layer.mlp_norm, x_); });
+        team_.share(linear_units(layer.gate), [&](int64_t unit, int) { gate_up_unit(layer, x, unit); });
         const LinearPlan down{&layer.down, &act, {hidden_.data(), m_.hidden_size, or_null(layer.down_bias), m_.residual_multiplier, true}};
-        stage(thread, linear_units(layer.down), [&](int64_t unit) { linear_unit(down, unit); },
-              [&](int t) { last ? finish_hidden(t) : norm_into(t, layers_[static_cast<size_t>(i) + 1].attn_norm, x_); },
-              [&] {
-                  if (!last) guard_.check_append(i + 1);
-              });
+        team_.share(linear_units(layer.down), [&](int64_t unit, int) { linear_unit(down, unit); });
     }
+    each_token([&](int t) { finish_hidden(t); });
 }
 
 // --- linear layers --------------------------------------------------------------------------------------------------------------------
+
+void Decoder::project_heads(const LayerParts& layer, const Inputs& x) {
+    const LinearPlan q{&layer.q, &x, {q_.data(), m_.heads * m_.head_dim, or_null(layer.q_bias), 1.0f, false}};
+    const LinearPlan k{&layer.k, &x, {key_.data(), m_.kv_heads * m_.head_dim, or_null(layer.k_bias), 1.0f, false}};
+    const LinearPlan v{&layer.v, &x, {value_.data(), m_.kv_heads * m_.head_dim, or_null(layer.v_bias), 1.0f, false}};
+    const int64_t q_units = linear_units(layer.q), k_units = linear_units(layer.k);
+    team_.share(q_units + k_units + linear_units(layer.v), [&](int64_t unit, int) {
+        if (unit < q_units) return linear_unit(q, unit);
+        unit -= q_units;
+        unit < k_units ? linear_unit(k, unit) : linear_unit(v, unit - k_units);
+    });
+}
 
 int64_t Decoder::linear_units(const Linear& w) const {
     return static_cast<int64_t>(ceil_div(w.row_blocks, UNIT_BLOCKS)) * ceil_div(tokens_, UNIT_TOKENS);
@@ -227,8 +222,7 @@ void Decoder::linear_unit(const LinearPlan& plan, int64_t unit) const {
               plan.out);
 }
 
-void Decoder::gate_up_unit(const LayerParts& layer, int64_t unit) {
-    const Inputs x = x_.inputs();
+void Decoder::gate_up_unit(const LayerParts& layer, const Inputs& x, int64_t unit) {
     linear_unit({&layer.gate, &x, {gate_.data(), m_.intermediate_size, or_null(layer.gate_bias), 1.0f, false}}, unit);
     linear_unit({&layer.up, &x, {up_.data(), m_.intermediate_size, or_null(layer.up_bias), 1.0f, false}}, unit);
     const int chunks = ceil_div(layer.gate.row_blocks, UNIT_BLOCKS), width = UNIT_BLOCKS * ROW_BLOCK;
@@ -350,7 +344,7 @@ bool Decoder::seal_digests(const int32_t* pages, int count, uint8_t* folds) {
     for (int i = 0; i < count; ++i)
         for (int layer = 0; layer < kv_.layers; ++layer)
             if (filled_slots(kv_.seal(pages[i], layer)) != kv_.page_tokens) return false;
-    const auto page_unit = [&](int64_t i) {
+    const auto page_unit = [&](int64_t i, int) {
         uint64_t low = 0x9E3779B97F4A7C15ULL, high = 0xD1B54A32D192ED03ULL;
         for (int layer = 0; layer < kv_.layers; ++layer) {
             Seal* seal = kv_.seal(pages[i], layer);
@@ -363,7 +357,7 @@ bool Decoder::seal_digests(const int32_t* pages, int count, uint8_t* folds) {
         std::memcpy(folds + i * 16, &low, 8);
         std::memcpy(folds + i * 16 + 8, &high, 8);
     };
-    team_.run([&](int thread) { team_.share(count, thread, page_unit, [] {}); });
+    team_.share(count, page_unit);
     return true;
 }
 
@@ -375,12 +369,12 @@ void Decoder::logits(const float* hidden, int rows, float* out) {
     const Inputs in = head_.inputs();
     const Outputs to{out, m_.vocab_size, nullptr, 1.0f, false};
     const int chunks = ceil_div(lm_head_.row_blocks, HEAD_BLOCKS);
-    const auto quantise_row = [&](int64_t i) {
+    const auto quantise_row = [&](int64_t i, int) {
         const int64_t group = i * head_.groups;
         k_.quantise(head_.values.data() + i * head_.width, head_.width, head_.quants.data() + group * GROUP, head_.scales.data() + group,
                     head_.sums.data() + group);
     };
-    const auto unit = [&](int64_t u) {
+    const auto unit = [&](int64_t u, int) {
         const int block = static_cast<int>(u % chunks) * HEAD_BLOCKS, row = static_cast<int>(u / chunks) * UNIT_TOKENS;
         const int row_end = std::min(row + UNIT_TOKENS, rows), block_end = std::min(block + HEAD_BLOCKS, lm_head_.row_blocks);
         k_.linear(lm_head_, in, row, row_end, block, block_end, to);
@@ -389,10 +383,8 @@ void Decoder::logits(const float* hidden, int rows, float* out) {
         for (int i = row; i < row_end; ++i)
             for (int column = block * ROW_BLOCK; column < end; ++column) out[static_cast<int64_t>(i) * m_.vocab_size + column] /= m_.logits_divisor;
     };
-    team_.run([&](int thread) {
-        if (head_.want_quants) team_.share(rows, thread, quantise_row, [] {});
-        team_.share(static_cast<int64_t>(chunks) * ceil_div(rows, UNIT_TOKENS), thread, unit, [] {});
-    });
+    if (head_.want_quants) team_.share(rows, quantise_row);
+    team_.share(static_cast<int64_t>(chunks) * ceil_div(rows, UNIT_TOKENS), unit);
 }
 
 }  // namespace kvseal

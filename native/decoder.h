@@ -89,12 +89,13 @@ class Decoder {
 
     void prepare(const Step& step);
     void plan_attention();
-    void step_on(int thread);
-    template <class Body, class PerToken, class After>
-    void stage(int thread, int64_t units, Body&& body, PerToken&& per_token, After&& after);
+    void run_layers();
+    template <class Body>
+    void each_token(Body&& body);
+    void project_heads(const LayerParts& layer, const Inputs& x);
     int64_t linear_units(const Linear& w) const;
     void linear_unit(const LinearPlan& plan, int64_t unit) const;
-    void gate_up_unit(const LayerParts& layer, int64_t unit);
+    void gate_up_unit(const LayerParts& layer, const Inputs& x, int64_t unit);
 
     void embed(int token);
     void norm_into(int token, const Vector& weight, Activations& to);

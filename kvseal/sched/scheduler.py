@@ -80,7 +80,7 @@ class Scheduler:
         """In fair order: the last one is the victim."""
         self._prefilling = 0
         self._blocked = False
-        """The head of the line did not fit, and nothing has been given back since."""
+        """The head of the line did not fit beside those that run, and none of them has given anything back since."""
         self._deadlines: list[tuple[float, int, Sequence]] = []
         self._lengths = policy.LengthHistory()
         self._arrivals = 0
@@ -289,7 +289,7 @@ class Scheduler:
                     passed.overtaken += 1
                 left -= self._chunk(sequence, rows, min(len(sequence.tokens), sequence.computed_tokens + left))
             else:
-                self._blocked = not sequence.ended
+                self._blocked = not sequence.ended and bool(self._running)
                 break
         for sequence in aside:
             self._line.push(sequence)

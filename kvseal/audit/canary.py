@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 CANARY_WORDS = 6
+LEAST_RUN = 3
 FALSE_ALARM_BOUND = 1e-4
 
 WORDS: tuple[str, ...] = tuple(
@@ -86,8 +87,11 @@ class Aviary:
         own = _runs(_words(own_prompt))
         lattice = [{piece for token in step for piece in _words(token)} for step in alternatives]
         self.heard += sum(word in _LISTED for word in said) + sum(not _LISTED.isdisjoint(step) for step in lattice)
+        heard = set(said).union(*lattice)
         hits: list[Hit] = []
         for canary in self.canaries:
+            if sum(_singular(word) in heard for word in canary.words) < LEAST_RUN:
+                continue
             hit = self._in_text(canary, said, own) or self._in_lattice(canary, lattice, own)
             if hit is not None:
                 hits.append(hit)
@@ -95,7 +99,7 @@ class Aviary:
 
     def run_needed(self, choices: float = 1.0) -> int:
         """Words in a row that make a hit, when each position offers `choices` of the words: the shortest whose chance is under the bound."""
-        for run in range(3, CANARY_WORDS):
+        for run in range(LEAST_RUN, CANARY_WORDS):
             if self.chance(run, choices) < FALSE_ALARM_BOUND:
                 return run
         return CANARY_WORDS

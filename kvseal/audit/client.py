@@ -232,8 +232,8 @@ def key_name(key: str) -> str:
 
 
 def _tls(settings: ClientSettings) -> bool | ssl.SSLContext:
-    if not settings.verify:
-        return False
+    if not settings.verify or settings.url.startswith("http://"):
+        return False  # Without TLS there is nothing to verify, and loading the authorities takes time.
     return ssl.create_default_context(cafile=settings.ca_file) if settings.ca_file else True
 
 

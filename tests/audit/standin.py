@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -135,6 +136,7 @@ class Running:
     emitted: list[Emitted] = field(default_factory=list)
     finish: str | None = None
     salt: str = ""
+    began_s: float = field(default_factory=time.monotonic)
 
 
 class Standin:
@@ -175,7 +177,7 @@ class Standin:
 
     async def _route(self, http: Exchange) -> None:
         traits = self.traits
-        if self.fault == "dies" and self.count > 60:
+        if self.fault == "dies" and self.count > 20:
             http.slam()
             return
         if http.path == "/health":
@@ -300,13 +302,13 @@ class Standin:
         self.active.append(one)
         ghost = False
         try:
-            if self.stuck or (self.fault == "health-green-while-stuck" and self.count > 25):
+            if self.stuck or (self.fault == "health-green-while-stuck" and self.count > 20):
                 self.stuck = True
                 await http.gone.wait()
             await self._prefill(one, tenant)
             await self._decode_and_answer(http, body, chat, one)
         finally:
-            self.previous = list(one.prompt)
+            self.previous = [*one.prompt, *(step.token for step in one.emitted)]
             self.last_answer = one.emitted
             if http.gone.is_set() or (one.finish is None):
                 ghost = self._aborted(one)
@@ -326,8 +328,8 @@ class Standin:
             if other is not one and self.fault == "abort-kills-neighbour":
                 other.finish = "killed"
         if self.fault == "keeps-generating":
-            left = (one.max_tokens - len(one.emitted)) * 0.004
-            asyncio.get_running_loop().call_later(left, self._forget, one)
+            pace_s = (time.monotonic() - one.began_s) / max(1, len(one.emitted))
+            asyncio.get_running_loop().call_later((one.max_tokens - len(one.emitted)) * pace_s, self._forget, one)
             return True
         return False
 

@@ -26,7 +26,7 @@ _SETTLE_S = 8.0
 
 def cost(target: Target, depth: Depth, concurrency: int) -> Cost:
     rounds, neighbours = _rounds(depth), _neighbours(concurrency)
-    requests = 2 * neighbours + rounds * (2 * neighbours + 2) + 3 * (concurrency + 2) + 4
+    requests = 2 * neighbours + rounds * (2 * neighbours + 2) + 3 * (concurrency + 22) + 4
     tokens = requests * (200 + _VICTIM_TOKENS) + 3 * concurrency * _LONG_TOKENS
     return Cost(requests + 20, tokens)
 
@@ -158,11 +158,18 @@ async def _slots_come_back(scene: Scene, result: ProbeResult) -> None:
         pace_s = max((answer.total_s - (answer.first_s or 0.0) for answer in gone if answer.end is End.CANCELLED), default=0.0) / 2
         rest_s = pace_s * _LONG_TOKENS
         answer = await scene.client.ask(replace(small, label="small request after all hung up"))
-        if answer.ok and answer.total_s < max(5 * idle_s, idle_s + 0.4 * rest_s):
-            result.proved.append("after all long requests hung up, the next small one is answered without waiting for them")
-            return
-        blocked.append((answer.total_s, rest_s, answer))
-    if all(rest_s > 4 * idle_s and rest_s > 0.05 for _, rest_s, _ in blocked):
+        waits = not answer.ok or answer.total_s >= max(4 * idle_s, idle_s + 0.25 * rest_s)
+        if waits and rest_s > max(4 * idle_s, 0.05):
+            blocked.append((answer.total_s, rest_s, answer))
+        for _ in range(20):  # The next try starts from quiet.
+            if (await scene.client.ask(small)).total_s < max(2 * idle_s, idle_s + 0.02):
+                break
+            await asyncio.sleep(0.1)
+    if not blocked:
+        result.proved.append("after all long requests hung up, the next small one is answered without waiting for them")
+    elif len(blocked) == 1:
+        result.unproven.append("in one of three tries the small request was slow after the hang-ups; that proves nothing")
+    else:
         waited = median([wait_s for wait_s, _, _ in blocked])
         result.find(
             Finding(
@@ -170,15 +177,13 @@ async def _slots_come_back(scene: Scene, result: ProbeResult) -> None:
                 Grade.HONESTY,
                 Confidence.LIKELY,
                 "the server goes on generating for clients that hung up",
-                f"After {scene.concurrency} long requests hung up, a small one waited {waited:.2f} s in each of {len(blocked)} tries; idle it takes"
+                f"After {scene.concurrency} long requests hung up, a small one waited {waited:.2f} s in {len(blocked)} of 3 tries; idle it takes"
                 f" {idle_s:.2f} s, and the long ones would have run for about {median([rest for _, rest, _ in blocked]):.2f} s.",
                 "Notice the disconnect within a step, also for queued requests.",
                 (exhibit(blocked[-1][2]),),
                 ("https://github.com/vllm-project/vllm/issues/54947", "https://github.com/ggml-org/llama.cpp/issues/24496"),
             )
         )
-    else:
-        result.unproven.append("the small request was slower after the hang-ups, but not by as much as the long ones would have taken")
 
 
 async def _pages_come_back(scene: Scene, result: ProbeResult, busy_before: float | None, held_before: float | None) -> None:

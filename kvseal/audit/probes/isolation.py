@@ -16,6 +16,8 @@ from kvseal.audit.target import Target
 from kvseal.audit.wire import Answer, Ask
 
 _PREFIX_TOKENS = 512
+_LOOKS = 3
+_ALPHA_A_LOOK = ALPHA / _LOOKS  # So that looking more than once does not raise false alarms (Bonferroni).
 _SOURCES = ("https://github.com/vllm-project/vllm/issues/16016", "https://github.com/vllm-project/vllm/pull/53347")
 
 
@@ -25,7 +27,8 @@ def cost(target: Target, depth: Depth, concurrency: int) -> Cost:
 
 
 def _pairs(depth: Depth) -> int:
-    return {Depth.QUICK: 8, Depth.NORMAL: 12, Depth.THOROUGH: 30}[depth]
+    """Most pairs of one comparison: `_LOOKS` looks, after each of which it may be decided."""
+    return _LOOKS * {Depth.QUICK: 6, Depth.NORMAL: 12, Depth.THOROUGH: 24}[depth]
 
 
 def _prefix_tokens(target: Target) -> int:
@@ -61,7 +64,9 @@ async def _between(scene: Scene, result: ProbeResult, who: str, rule: str, *, st
     """Owner cold; then, shuffled: owner warm, stranger on the owner's prefix, stranger on a fresh prefix. Many times."""
     cold, warm, stranger, fresh = _Times(), _Times(), _Times(), _Times()
     tokens, chat = _prefix_tokens(scene.target), scene.target.plain
-    for _ in range(_pairs(scene.depth)):
+    for number in range(_pairs(scene.depth)):
+        if number and number % (_pairs(scene.depth) // _LOOKS) == 0 and _decided(cold, warm, stranger, fresh):
+            break
         text, other = (scene.target.gauge.text(tokens, scene.draw, chat=chat) for _ in range(2))
         mine, theirs = ("owner", "stranger") if salts else ("", "")
         owner = scene.ask(text, tokens=tokens, max_tokens=2, chat=chat, stream=True, logprobs=False, label="owner of a prefix")
@@ -82,6 +87,15 @@ async def _between(scene: Scene, result: ProbeResult, who: str, rule: str, *, st
                 times.take(answer)
     scene.listen([*cold.answers, *warm.answers, *stranger.answers, *fresh.answers], result)
     _judge(scene, result, who, rule, cold, warm, stranger, fresh)
+
+
+def _decided(cold: _Times, warm: _Times, stranger: _Times, fresh: _Times) -> bool:
+    """Enough is known: counts or times already tell, or the test had its power and saw nothing."""
+    if stranger.cached and any(count > 8 for count in (*warm.cached, *stranger.cached)):
+        return True
+    if rank_test(stranger.seconds, fresh.seconds).p < _ALPHA_A_LOOK:
+        return True
+    return power(warm.seconds, cold.seconds, len(stranger.seconds), alpha=_ALPHA_A_LOOK) >= WANTED_POWER
 
 
 def _judge(scene: Scene, result: ProbeResult, who: str, rule: str, cold: _Times, warm: _Times, stranger: _Times, fresh: _Times) -> None:
@@ -110,14 +124,14 @@ def _judge(scene: Scene, result: ProbeResult, who: str, rule: str, cold: _Times,
         )
         return
     control = rank_test(warm.seconds, cold.seconds)
-    strength = power(warm.seconds, cold.seconds, min(len(stranger.seconds), len(fresh.seconds)))
+    strength = power(warm.seconds, cold.seconds, min(len(stranger.seconds), len(fresh.seconds)), alpha=_ALPHA_A_LOOK)
     test = rank_test(stranger.seconds, fresh.seconds)
-    if test.p < ALPHA and stranger.seconds and median(fresh.seconds) > 1.15 * median(stranger.seconds):
+    if test.p < _ALPHA_A_LOOK and stranger.seconds and median(fresh.seconds) > 1.15 * median(stranger.seconds):
         result.find(
             Finding(
                 rule,
                 Grade.NOT_ISOLATED,
-                Confidence.PROVEN if control.p < ALPHA else Confidence.LIKELY,
+                Confidence.PROVEN if control.p < _ALPHA_A_LOOK else Confidence.LIKELY,
                 f"the prefix cache is shared between {who}: the time to the first token tells",
                 f"A stranger's first token on the owner's prefix took {1e3 * median(stranger.seconds):.1f} ms, on a fresh prefix of the same length"
                 f" {1e3 * median(fresh.seconds):.1f} ms (medians of {len(stranger.seconds)}; one-sided rank test p = {test.p:.1g}).",
@@ -138,7 +152,7 @@ def _judge(scene: Scene, result: ProbeResult, who: str, rule: str, cold: _Times,
     elif not counted:
         why = (
             "the owner itself is not faster when warm"
-            if control.p >= ALPHA
+            if control.p >= _ALPHA_A_LOOK
             else f"power is only {strength:.2f} with {len(stranger.seconds)} pairs"
         )
         result.unproven.append(f"{who}: no cached-token counts, and timing could not decide ({why})")

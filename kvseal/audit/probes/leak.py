@@ -19,7 +19,7 @@ from kvseal.audit.target import Target
 from kvseal.audit.wire import Answer, Ask
 
 _WORDS = 160  # Of a planting prompt, when the pool is not known.
-_MOST_WORDS = 2_000
+_MOST_WORDS = 1_000
 _OUTPUT_TOKENS = 24
 _CUES = (
     "The code words are",
@@ -36,7 +36,7 @@ def cost(target: Target, depth: Depth, concurrency: int) -> Cost:
     known = len(_CUES) + concurrency
     requests = 2 * known + rounds * (2 * sessions + 2 * known + 6)
     return Cost(
-        requests, rounds * 2 * sessions * (_plant_words(target, sessions) + 40 + _OUTPUT_TOKENS) + requests * (100 + _OUTPUT_TOKENS)
+        requests, rounds * 2 * sessions * (_plant_words(target, concurrency) + 40 + _OUTPUT_TOKENS) + requests * (100 + _OUTPUT_TOKENS)
     )
 
 
@@ -48,11 +48,11 @@ def _sessions(concurrency: int) -> int:
     return max(4, min(16, 2 * concurrency))
 
 
-def _plant_words(target: Target, sessions: int) -> int:
-    """Long enough that all sessions together overfill the pool one and a half times, within reason."""
-    wanted = _WORDS if target.pool_tokens is None else int(1.5 * target.pool_tokens / sessions)
+def _plant_words(target: Target, concurrency: int) -> int:
+    """Long enough that what runs at once overfills the pool one and a half times, within reason: every second request in flight plants."""
+    wanted = _WORDS if target.pool_tokens is None else int(3 * target.pool_tokens / concurrency)
     limit = min((*target.limits(), 1 << 30))
-    return max(48, min(wanted, _MOST_WORDS, limit // 2))
+    return max(48, min(wanted, _MOST_WORDS, 3 * limit // 4))
 
 
 @dataclass(slots=True)
@@ -132,7 +132,7 @@ def _plant(scene: Scene, number: int, stream: bool = False) -> Ask:
     """A session of tenant A: a canary said again and again, and the cue to say it once more."""
     canary = scene.aviary.new(f"tenant A, session {number}")
     said = f"The code words are {canary.text}. "
-    words = _plant_words(scene.target, _sessions(scene.concurrency))
+    words = _plant_words(scene.target, scene.concurrency)
     between = filler(max(8, words // 4 - 12), scene.draw).lstrip() + ". "
     prompt = (said + between) * 4 + "The code words are"
     chat = scene.target.kinds[number % len(scene.target.kinds)]

@@ -25,8 +25,9 @@ def cost(target: Target, depth: Depth, concurrency: int) -> Cost:
     sizes = _sizes(target, depth)
     each = 4 + 2  # Cold, warm, warm again, other ending twice, under load.
     loads = 2 * concurrency * max(1, len(sizes) // max(1, concurrency))
-    tokens = each * (sum(sizes) + len(sizes) * (_OUTPUT_TOKENS + 16)) + loads * (200 + _OUTPUT_TOKENS) + 8 * 64
-    return Cost(each * len(sizes) + loads + 8, tokens)
+    twins = 4 * int(depth) * 2 * max(2, min(4, concurrency))
+    tokens = twins * 324 + each * (sum(sizes) + len(sizes) * (_OUTPUT_TOKENS + 16)) + loads * (200 + _OUTPUT_TOKENS) + 8 * 64
+    return Cost(each * len(sizes) + loads + twins + 8, tokens)
 
 
 def _sizes(target: Target, depth: Depth) -> tuple[int, ...]:
@@ -53,6 +54,7 @@ async def run(scene: Scene, result: ProbeResult) -> None:
         return
     await _noise(scene)
     await _under_load(scene, cases)
+    await _twins(scene, result)
     everything = [answer for case in cases for answer in (case.cold, *case.warm, *case.loaded, *(case.ended or ()))]
     scene.listen(everything, result)
     _judge(scene, result, cases)
@@ -109,6 +111,26 @@ async def _under_load(scene: Scene, cases: list[_Case]) -> None:
         await asyncio.sleep(0)
 
 
+async def _twins(scene: Scene, result: ProbeResult) -> None:
+    """Two requests with one fresh prefix at the same moment, and once more when all is quiet: a page must not be shared before it is written."""
+    pairs: list[tuple[Answer, Answer, Difference]] = []
+    for _ in range(4 * int(scene.depth)):
+        size = max(32, min(300, min((*scene.target.limits(), 1 << 30)) // 2))
+        text = scene.target.gauge.text(size, scene.draw, chat=scene.target.plain)
+        asks = [
+            scene.ask(text + filler(4, scene.draw), tokens=size + 4, max_tokens=_OUTPUT_TOKENS, label="twin, shares a fresh prefix")
+            for _ in range(max(2, min(4, scene.concurrency)))
+        ]
+        together = await scene.client.ask_all(asks)
+        for ask, answer in zip(asks, together, strict=True):
+            quiet = await scene.client.ask(replace(ask, label="the same, quiet"))
+            if answer.ok and quiet.ok:
+                pairs.append((quiet, answer, compare(quiet, answer, scene.floor)))
+    scene.listen([answer for _, answer, _ in pairs], result)
+    title = "requests that share a prefix at the same moment get other answers than alone"
+    _judge_pairs(scene, result, "reuse.twins-differ", title, pairs)
+
+
 def _judge(scene: Scene, result: ProbeResult, cases: list[_Case]) -> None:
     warm = [(case.cold, answer, compare(case.cold, answer, scene.floor)) for case in cases for answer in case.warm]
     loaded = [(case.cold, answer, compare(case.cold, answer, scene.floor)) for case in cases for answer in case.loaded]
@@ -120,6 +142,7 @@ def _judge(scene: Scene, result: ProbeResult, cases: list[_Case]) -> None:
         ("reuse.partial-hit-differs", "a prompt that shares its beginning gets another answer when repeated", ended),
     ):
         _judge_pairs(scene, result, rule, title, pairs)
+    _judge_counts(result, warm)
     if any(finding.grade is Grade.CORRUPTION for finding in result.findings):
         return
     exact = sum(difference.exact for _, _, difference in (*warm, *loaded, *ended))
@@ -140,6 +163,24 @@ def _judge(scene: Scene, result: ProbeResult, cases: list[_Case]) -> None:
         )
     if not reused:
         result.unproven.append("no answer is known to have come from the cache, so reuse itself may not have been tested")
+
+
+def _judge_counts(result: ProbeResult, pairs: list[tuple[Answer, Answer, Difference]]) -> None:
+    """The same prompt is counted the same, whether it came from the cache or not: clients detect truncation by this count."""
+    for cold, warm, _ in pairs:
+        if cold.prompt_tokens is not None and warm.prompt_tokens is not None and cold.prompt_tokens != warm.prompt_tokens:
+            result.find(
+                Finding(
+                    "reuse.usage-differs",
+                    Grade.HONESTY,
+                    Confidence.PROVEN,
+                    "one prompt is counted differently cold and warm",
+                    f"usage said {cold.prompt_tokens} prompt tokens the first time, {warm.prompt_tokens} the second.",
+                    "prompt_tokens is what the client sent; cached tokens are a part of it, in prompt_tokens_details.",
+                    (exhibit(cold, "cold"), exhibit(warm, "warm")),
+                )
+            )
+            return
 
 
 def _judge_pairs(scene: Scene, result: ProbeResult, rule: str, title: str, pairs: list[tuple[Answer, Answer, Difference]]) -> None:

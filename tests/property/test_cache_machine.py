@@ -128,6 +128,32 @@ class CacheMachine(RuleBasedStateMachine):
             if not stays:
                 self._forget(name)
 
+    @rule(scope=st.sampled_from(SCOPES), tokens=texts(4), more=texts(2), broken=st.booleans())
+    def twins(self, scope: Scope, tokens: list[int], more: list[int], broken: bool) -> None:
+        """Two requests compute the same tokens at the same time; then one ends, perhaps of a broken seal, and the other goes on."""
+        first, second = (self._admit(scope, tokens, 1, True, 0) for _ in range(2))
+        for name in (first, second):
+            if name is not None:
+                self._compute(name, tokens[len(self.committed[name]) :])
+        if first is None or second is None:
+            return
+        whole = min(len(self.committed[first]), len(self.committed[second])) // PAGE
+        assert self.grants[first].table.stamps[: 2 * whole] == self.grants[second].table.stamps[: 2 * whole], "twins became one"
+        if broken:
+            self._break(first, 0, Law.L3)
+        else:
+            self._forget(first)
+        self._compute(second, more)
+
+    @precondition(lambda self: self.grants)
+    @rule(which=st.integers(0, 99), tokens=texts(3))
+    def purge_under_a_runner(self, which: int, tokens: list[int]) -> None:
+        name = self._pick(which)
+        self.kv.purge(self.grants[name].scope)
+        self.published[self.grants[name].scope].clear()
+        self.untouched.discard(self.grants[name].scope)
+        self._compute(name, tokens)
+
     @precondition(lambda self: self.grants)
     @rule(which=st.integers(0, 99), tokens=texts(2))
     def compute(self, which: int, tokens: list[int]) -> None:
@@ -141,7 +167,9 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.grants)
     @rule(which=st.integers(0, 99), place=st.integers(0, 99), law=st.sampled_from([Law.L3, Law.L4, Law.L5]))
     def break_a_seal(self, which: int, place: int, law: Law) -> None:
-        name = self._pick(which)
+        self._break(self._pick(which), place, law)
+
+    def _break(self, name: RequestId, place: int, law: Law) -> None:
         grant, history = self.grants.pop(name), self.committed.pop(name)
         if not grant.table.pages:
             self.kv.drop(grant)

@@ -6,6 +6,7 @@ Owns the routes and `Deps`, all that they need. Each route reads its body, asks,
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -49,6 +50,7 @@ from kvseal.serve.served import ServedModel
 Reader = Callable[..., Awaitable[GenerationAsk]]
 Endpoint = Callable[[HttpRequest], Awaitable[Any]]
 
+BODY_TIMEOUT_S = 60.0
 DISCARD_BYTES = 64 * 2**20
 """How much of a body that is too large is read and thrown away, so that the client gets to read the answer."""
 _SEED_STEP = 0x9E3779B97F4A7C15
@@ -242,12 +244,20 @@ class _Routes:
     # --- shared ---
 
     def _check_alive(self) -> None:
-        """A stalled engine would only let the request hang: better to say so, and let a router go elsewhere."""
-        if self._deps.engine.state is EngineState.STALLED:
+        """An engine that is gone or stalled would only let requests hang: better to say so, and let a router go elsewhere."""
+        state = self._deps.engine.state
+        if state is EngineState.STALLED:
             raise EngineDied(f"the engine has made no progress for {self._deps.engine.last_progress_age_s:.0f} s")
+        if state not in (EngineState.READY, EngineState.DRAINING):
+            raise EngineDied("the engine stopped and is being started again; try again in a moment")
 
     async def _body(self, request: HttpRequest) -> dict[str, Any]:
-        return parse_json_object(await _read_body(request, self._deps.max_body_bytes))
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                body = await _read_body(request, self._deps.max_body_bytes)
+        except TimeoutError:
+            raise InvalidRequest(f"the request body did not arrive within {BODY_TIMEOUT_S:.0f} s") from None
+        return parse_json_object(body)
 
 
 async def _read_body(request: HttpRequest, limit_bytes: int) -> bytes:

@@ -271,6 +271,6 @@ def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def _conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
-    if messages and all(isinstance(item, Mapping) for item in messages):
+    if all(isinstance(item, Mapping) for item in messages):
         return [[item for item in messages if isinstance(item, Mapping)]]
     return [item for item in messages if not isinstance(item, Mapping)]

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
-from kvseal.core.batch import TokenLogprobs
 from kvseal.core.errors import BrokenSeal, Overloaded, Unavailable
-from kvseal.core.events import EndedEvent, Event, TokensEvent
 from kvseal.core.ids import RequestId, Scope
 from kvseal.core.laws import Law
 from kvseal.core.outcome import Cancelled, Completed, Failed, FinishReason, Outcome, Refused, Usage
@@ -17,41 +14,10 @@ from kvseal.core.request import Request, SamplingParams
 from kvseal.serve.generation import Delta, Generation, TextRules
 from kvseal.serve.tokenizer import Tokenizer
 
+from .fake_engine import FakeEngine
+
 USAGE = Usage(1, 1, 0)
 DONE = Completed(FinishReason.LENGTH, USAGE)
-
-
-class FakeStream:
-    def __init__(self, request_id: RequestId) -> None:
-        self.request_id = request_id
-        self.queue: asyncio.Queue[Event] = asyncio.Queue()
-        self.cancelled = False
-
-    def cancel(self) -> None:
-        self.cancelled = True
-
-    async def __aiter__(self) -> AsyncIterator[Event]:
-        while True:
-            event = await self.queue.get()
-            yield event
-            if isinstance(event, EndedEvent):
-                return
-
-    def tokens(self, *tokens: int, logprobs: bool = False) -> None:
-        entries = tuple(TokenLogprobs(token, -1.0) for token in tokens) if logprobs else ()
-        self.queue.put_nowait(TokensEvent(self.request_id, tokens, entries, cached_tokens=3))
-
-    def end(self, outcome: Outcome) -> None:
-        self.queue.put_nowait(EndedEvent(self.request_id, outcome))
-
-
-class FakeEngine:
-    def __init__(self) -> None:
-        self.streams: list[FakeStream] = []
-
-    def submit(self, request: Request) -> FakeStream:
-        self.streams.append(FakeStream(request.request_id))
-        return self.streams[-1]
 
 
 def _requests(count: int = 1, **sampling: object) -> list[Request]:

@@ -1,0 +1,108 @@
+"""The offline engine: batches in one process, typed results, errors as exceptions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvseal import LLM
+from kvseal.core.config import EngineConfig
+from kvseal.core.errors import ConfigError, ContextLengthExceeded, InvalidRequest, ModelNotFound, Unavailable
+from kvseal.core.outcome import FinishReason
+from kvseal.core.request import SamplingParams
+from kvseal.serve.terminal import answer_once
+
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+@pytest.fixture(scope="module")
+def llm(demo_model_path: Path) -> Iterator[LLM]:
+    with LLM(demo_model_path, pool_tokens=1024) as model:
+        yield model
+
+
+def test_prompts_of_all_kinds(llm: LLM) -> None:
+    (one,) = llm.generate("The capital of France is", max_tokens=3)
+    assert one.text.startswith(" Paris")
+    assert one.finish_reason is FinishReason.LENGTH
+    assert len(one.tokens) == 3
+    ids = [504, 3575, 282, 4649, 314]  # The same text.
+    assert [g.text for g in llm.generate(ids, max_tokens=3)] == [one.text]
+    assert [g.text for g in llm.generate([ids, ids], max_tokens=3)] == [one.text] * 2
+    two = llm.generate(["The capital of France is", "1 2 3 4 5"], max_tokens=3)
+    assert two[0].text == one.text, "the same alone and in a batch"
+
+
+def test_a_batch_larger_than_the_pool_runs_to_its_end(llm: LLM) -> None:
+    prompts = [f"Number {i} is" for i in range(100)]
+    answers = llm.generate(prompts, max_tokens=2)
+    assert len(answers) == 100
+    assert all(len(answer.tokens) <= 2 for answer in answers)
+    assert llm.stats().pages_leased == 0
+
+
+def test_chat_and_stop(llm: LLM) -> None:
+    (answer,) = llm.chat(QUESTION, max_tokens=12)
+    assert answer.prompt_tokens == 37
+    several = llm.chat([QUESTION, QUESTION], max_tokens=12)
+    assert [each.text for each in several] == [answer.text] * 2
+    assert several[0].cached_tokens > 0
+    cut = answer.text[2:5]
+    (stopped,) = llm.chat(QUESTION, max_tokens=12, stop=cut)
+    assert stopped.text == answer.text[: answer.text.index(cut)]
+    assert stopped.finish_reason is FinishReason.STOP
+
+
+def test_streaming_and_dropping(llm: LLM) -> None:
+    pieces = llm.stream_chat(QUESTION, max_tokens=50)
+    assert next(pieces).text
+    pieces.close()  # type: ignore[attr-defined]
+    whole = list(llm.stream_chat(QUESTION, max_tokens=8))
+    assert whole[-1].finished is not None
+    assert "".join(piece.text for piece in whole) == whole[-1].finished.text
+    assert llm.stats().pages_leased == 0
+
+
+def test_logprobs(llm: LLM) -> None:
+    (answer,) = llm.generate("One two", SamplingParams(temperature=0, logprobs=2, prompt_logprobs=0), max_tokens=2)
+    assert len(answer.logprobs) == 2
+    assert len(answer.prompt_logprobs) == answer.prompt_tokens
+    assert answer.prompt_logprobs[0] is None
+
+
+def test_errors(llm: LLM) -> None:
+    with pytest.raises(InvalidRequest):
+        llm.generate("")
+    with pytest.raises(InvalidRequest):
+        llm.generate("x", SamplingParams(temperature=-1))
+    with pytest.raises(ContextLengthExceeded):
+        llm.generate("x", max_tokens=2000)
+    with pytest.raises(InvalidRequest):
+        llm.chat([])
+    assert llm.generate("Still", max_tokens=1), "an error leaves the engine as it was"
+
+
+def test_what_cannot_start() -> None:
+    with pytest.raises(ModelNotFound):
+        LLM("/no/such/model.gguf")
+
+
+def test_options_are_checked(demo_model_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        LLM(demo_model_path, kv_dtype="float64")
+
+
+def test_after_closing(demo_model_path: Path) -> None:
+    llm = LLM(demo_model_path, pool_tokens=256)
+    llm.close()
+    llm.close()
+    with pytest.raises(Unavailable):
+        llm.generate("x")
+
+
+def test_one_answer_in_the_terminal(demo_model_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = EngineConfig(model=demo_model_path, pool_tokens=512)
+    assert answer_once(config, "Say hello.", system="Be brief.", max_tokens=8, temperature=0.0, seed=0) == 0
+    assert capsys.readouterr().out.strip()

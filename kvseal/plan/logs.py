@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cache
 
 from kvseal.plan.units import GIB, KIB, MIB
 
@@ -73,78 +74,83 @@ _NUM = r"([0-9][0-9,]*)"
 _SIZE = r"([0-9][0-9.,]*)\s*([GMK]i?B)"
 
 # (field, kind, pattern); kinds: int, float, size, text, flag. The first match of a line counts; later lines override earlier ones.
-RULES: tuple[tuple[str, str, re.Pattern[str]], ...] = tuple(
-    (field, kind, re.compile(pattern, re.IGNORECASE))
-    for field, kind, pattern in (
-        # vLLM
-        ("engine:vllm", "mark", r"\bvllm\b|# (?:GPU|cuda) blocks:|GPU KV cache size"),
-        ("version", "text", r"(?:vLLM API server version|LLM engine \(v?|vllm version|vLLM v)\s*v?([0-9]+\.[0-9]+[0-9A-Za-z.+]*)"),
-        ("pool_tokens", "int", rf"KV cache size: {_NUM} tokens"),
-        ("concurrency_tokens", "int", rf"Maximum concurrency for {_NUM} tokens per request"),
-        ("concurrency", "float", r"Maximum concurrency for [0-9,]+ tokens per request: ([0-9.]+)x"),
-        ("blocks", "int", rf"# (?:GPU|cuda) blocks: {_NUM}"),
-        ("blocks", "int", rf"num_gpu_blocks(?: is)?[:=] ?\"?{_NUM}"),
-        ("pool_bytes", "size", rf"Available KV cache memory: {_SIZE}"),
-        ("pool_bytes", "size", rf"memory reserved for KV Cache is {_SIZE}"),
-        ("gpu_bytes", "size", rf"total_gpu_memory \({_SIZE}\)"),
-        ("memory_fraction", "float", r"gpu_memory_utilization[ =]*\(?([01]?\.[0-9]+)"),
-        ("weights_bytes", "size", rf"(?:Model loading took|Loading model weights took|model weights take) {_SIZE}"),
-        ("non_torch_bytes", "size", rf"non_torch_memory takes {_SIZE}"),
-        ("activation_bytes", "size", rf"(?:activation peak memory takes|peak activation(?: memory)?:?) {_SIZE}"),
-        ("graph_bytes", "size", rf"(?:Graph capturing finished.*took|CUDA ?graph (?:pool )?memory:?) {_SIZE}"),
-        (
-            "refused",
-            "flag",
-            r"To serve at least one request with the model'?s'?s? max seq len|larger than the maximum number of tokens that can be",
-        ),
-        ("context_tokens", "int", rf"max seq len \({_NUM}\)"),
-        ("needed_bytes", "size", rf"\({_SIZE} KV cache is needed"),
-        ("pool_bytes", "size", rf"available KV cache memory \({_SIZE}\)"),
-        ("estimated_max_tokens", "int", rf"estimated maximum model length is {_NUM}"),
-        ("pool_tokens", "int", rf"stored in KV cache \({_NUM}\)"),
-        ("block_tokens", "int", rf"Setting attention block size to {_NUM} tokens"),
-        ("context_tokens", "int", rf"(?:max_model_len|max_seq_len|Using max model len)['\"]?[ =:]+{_NUM}"),
-        ("context_tokens", "int", rf"Auto-fit max_model_len: reduced from [0-9]+ to {_NUM}"),
-        ("tp", "int", rf"(?:tensor_parallel_size|tp_size)['\"]?[=:] ?{_NUM}"),
-        ("pp", "int", rf"(?:pipeline_parallel_size|pp_size)['\"]?[=:] ?{_NUM}"),
-        ("kv_dtype", "text", r"kv_cache_dtype['\"]?[=:] ?['\"]?([a-z0-9_]+)"),
-        ("max_batched_tokens", "int", rf"(?:max_num_batched_tokens|chunked_prefill_size)['\"]?[=:] ?{_NUM}"),
-        ("max_sequences", "int", rf"(?:max_num_seqs|max_running_requests)['\"]?[=:] ?{_NUM}"),
-        ("model", "text", r"(?:LLM engine .*?model|model_path|served_model_name)=['\"]([^'\"]{1,200})"),
-        # SGLang
-        ("engine:sglang", "mark", r"\bsglang\b|KV Cache is allocated|max_total_num_tokens=|server_args=|mem_fraction_static"),
-        ("pool_tokens", "int", rf"KV Cache is allocated\..*#tokens: {_NUM}"),
-        ("pool_tokens", "int", rf"max_total_num_tokens[=:] ?{_NUM}"),
-        ("pool_tokens", "int", rf"full_layer_tokens={_NUM}"),
-        ("sliding_tokens", "int", rf"swa_layer_tokens={_NUM}"),
-        ("context_tokens", "int", rf"context_len(?:gth)?=\s?{_NUM}"),
-        ("memory_fraction", "float", r"mem_fraction_static=([01]?\.[0-9]+)"),
-        ("block_tokens", "int", rf"page_size={_NUM}"),
-        ("state_slots", "int", rf"max_mamba_cache_size: {_NUM}"),
-        ("weights_bytes", "size", rf"Load weight end\..*mem usage={_SIZE}"),
-        # llama.cpp
-        ("engine:llama.cpp", "mark", r"llama_kv_cache|llama_context|llama_new_context|llama_memory|KV self size|llama_model_load"),
-        ("context_tokens", "int", rf"n_ctx(?:_per_seq|_seq)?\s*= {_NUM}"),
-        ("sequences", "int", rf"n_seq_max\s*= {_NUM}"),
-        ("pool_tokens", "int", rf"llama_kv_cache\w*: .*\(\s*{_NUM} cells"),
-        # TensorRT-LLM
-        ("engine:tensorrt-llm", "mark", r"\[TensorRT-LLM\]|TRT-LLM|\[TRTLLM|tensorrt_llm|max tokens in paged KV cache"),
-        ("pool_tokens", "int", rf"max tokens in paged KV cache \({_NUM}\)"),
-        ("pool_bytes", "size", rf"Allocated {_SIZE} for max tokens in paged KV cache"),
-        ("block_tokens", "int", rf"(?:Number of tokens per block|tokens[_ ]per[_ ]block)[:=]? ?{_NUM}"),
-        ("blocks", "int", rf"(?:Number of blocks in KV cache primary pool|Max KV cache (?:pages|blocks)|max_num_blocks)[:=] ?{_NUM}"),
-        ("blocks", "int", rf"blocks for window sizes set to \{{[0-9]+: {_NUM}\}}"),
-        ("context_tokens", "int", rf"(?:TRTGptModel maxSequenceLen|max_seq_len)[:=] ?{_NUM}"),
-        ("version", "text", r"TensorRT-LLM(?: version)?:? ([0-9]+\.[0-9]+[0-9A-Za-z.]*)"),
-        # KVSeal
-        ("engine:kvseal", "mark", r"\bkvseal\b|served_context_tokens"),
-        ("pool_tokens", "int", rf"pool_tokens['\"]?[=: ]+{_NUM}"),
-        ("pool_tokens", "int", rf"\bpool:? {_NUM} tokens"),
-        ("context_tokens", "int", rf"served_context_tokens['\"]?[=: ]+{_NUM}"),
-        ("pool_bytes", "bytes", rf"pool_bytes['\"]?[=: ]+{_NUM}"),
-        ("block_tokens", "int", rf"page_tokens['\"]?[=: ]+{_NUM}"),
-    )
+RULES = (
+    # vLLM
+    ("engine:vllm", "mark", r"\bvllm\b|# (?:GPU|cuda) blocks:|GPU KV cache size"),
+    ("version", "text", r"(?:vLLM API server version|LLM engine \(v?|vllm version|vLLM v)\s*v?([0-9]+\.[0-9]+[0-9A-Za-z.+]*)"),
+    ("pool_tokens", "int", rf"KV cache size: {_NUM} tokens"),
+    ("concurrency_tokens", "int", rf"Maximum concurrency for {_NUM} tokens per request"),
+    ("concurrency", "float", r"Maximum concurrency for [0-9,]+ tokens per request: ([0-9.]+)x"),
+    ("blocks", "int", rf"# (?:GPU|cuda) blocks: {_NUM}"),
+    ("blocks", "int", rf"num_gpu_blocks(?: is)?[:=] ?\"?{_NUM}"),
+    ("pool_bytes", "size", rf"Available KV cache memory: {_SIZE}"),
+    ("pool_bytes", "size", rf"memory reserved for KV Cache is {_SIZE}"),
+    ("gpu_bytes", "size", rf"total_gpu_memory \({_SIZE}\)"),
+    ("memory_fraction", "float", r"gpu_memory_utilization[ =]*\(?([01]?\.[0-9]+)"),
+    ("weights_bytes", "size", rf"(?:Model loading took|Loading model weights took|model weights take) {_SIZE}"),
+    ("non_torch_bytes", "size", rf"non_torch_memory takes {_SIZE}"),
+    ("activation_bytes", "size", rf"(?:activation peak memory takes|peak activation(?: memory)?:?) {_SIZE}"),
+    ("graph_bytes", "size", rf"(?:Graph capturing finished.*took|CUDA ?graph (?:pool )?memory:?) {_SIZE}"),
+    (
+        "refused",
+        "flag",
+        r"To serve at least one request with the model'?s'?s? max seq len|larger than the maximum number of tokens that can be",
+    ),
+    ("context_tokens", "int", rf"max seq len \({_NUM}\)"),
+    ("needed_bytes", "size", rf"\({_SIZE} KV cache is needed"),
+    ("pool_bytes", "size", rf"available KV cache memory \({_SIZE}\)"),
+    ("estimated_max_tokens", "int", rf"estimated maximum model length is {_NUM}"),
+    ("pool_tokens", "int", rf"stored in KV cache \({_NUM}\)"),
+    ("block_tokens", "int", rf"Setting attention block size to {_NUM} tokens"),
+    ("context_tokens", "int", rf"(?:max_model_len|max_seq_len|Using max model len)['\"]?[ =:]+{_NUM}"),
+    ("context_tokens", "int", rf"Auto-fit max_model_len: reduced from [0-9]+ to {_NUM}"),
+    ("tp", "int", rf"(?:tensor_parallel_size|tp_size)['\"]?[=:] ?{_NUM}"),
+    ("pp", "int", rf"(?:pipeline_parallel_size|pp_size)['\"]?[=:] ?{_NUM}"),
+    ("kv_dtype", "text", r"kv_cache_dtype['\"]?[=:] ?['\"]?([a-z0-9_]+)"),
+    ("max_batched_tokens", "int", rf"(?:max_num_batched_tokens|chunked_prefill_size)['\"]?[=:] ?{_NUM}"),
+    ("max_sequences", "int", rf"(?:max_num_seqs|max_running_requests)['\"]?[=:] ?{_NUM}"),
+    ("model", "text", r"(?:LLM engine .*?model|model_path|served_model_name)=['\"]([^'\"]{1,200})"),
+    # SGLang
+    ("engine:sglang", "mark", r"\bsglang\b|KV Cache is allocated|max_total_num_tokens=|server_args=|mem_fraction_static"),
+    ("pool_tokens", "int", rf"KV Cache is allocated\..*#tokens: {_NUM}"),
+    ("pool_tokens", "int", rf"max_total_num_tokens[=:] ?{_NUM}"),
+    ("pool_tokens", "int", rf"full_layer_tokens={_NUM}"),
+    ("sliding_tokens", "int", rf"swa_layer_tokens={_NUM}"),
+    ("context_tokens", "int", rf"context_len(?:gth)?=\s?{_NUM}"),
+    ("memory_fraction", "float", r"mem_fraction_static=([01]?\.[0-9]+)"),
+    ("block_tokens", "int", rf"page_size={_NUM}"),
+    ("state_slots", "int", rf"max_mamba_cache_size: {_NUM}"),
+    ("weights_bytes", "size", rf"Load weight end\..*mem usage={_SIZE}"),
+    # llama.cpp
+    ("engine:llama.cpp", "mark", r"llama_kv_cache|llama_context|llama_new_context|llama_memory|KV self size|llama_model_load"),
+    ("context_tokens", "int", rf"n_ctx(?:_per_seq|_seq)?\s*= {_NUM}"),
+    ("sequences", "int", rf"n_seq_max\s*= {_NUM}"),
+    ("pool_tokens", "int", rf"llama_kv_cache\w*: .*\(\s*{_NUM} cells"),
+    # TensorRT-LLM
+    ("engine:tensorrt-llm", "mark", r"\[TensorRT-LLM\]|TRT-LLM|\[TRTLLM|tensorrt_llm|max tokens in paged KV cache"),
+    ("pool_tokens", "int", rf"max tokens in paged KV cache \({_NUM}\)"),
+    ("pool_bytes", "size", rf"Allocated {_SIZE} for max tokens in paged KV cache"),
+    ("block_tokens", "int", rf"(?:Number of tokens per block|tokens[_ ]per[_ ]block)[:=]? ?{_NUM}"),
+    ("blocks", "int", rf"(?:Number of blocks in KV cache primary pool|Max KV cache (?:pages|blocks)|max_num_blocks)[:=] ?{_NUM}"),
+    ("blocks", "int", rf"blocks for window sizes set to \{{[0-9]+: {_NUM}\}}"),
+    ("context_tokens", "int", rf"(?:TRTGptModel maxSequenceLen|max_seq_len)[:=] ?{_NUM}"),
+    ("version", "text", r"TensorRT-LLM(?: version)?:? ([0-9]+\.[0-9]+[0-9A-Za-z.]*)"),
+    # KVSeal
+    ("engine:kvseal", "mark", r"\bkvseal\b|served_context_tokens"),
+    ("pool_tokens", "int", rf"pool_tokens['\"]?[=: ]+{_NUM}"),
+    ("pool_tokens", "int", rf"\bpool:? {_NUM} tokens"),
+    ("context_tokens", "int", rf"served_context_tokens['\"]?[=: ]+{_NUM}"),
+    ("pool_bytes", "bytes", rf"pool_bytes['\"]?[=: ]+{_NUM}"),
+    ("block_tokens", "int", rf"page_tokens['\"]?[=: ]+{_NUM}"),
 )
+
+
+@cache
+def _rules() -> tuple[tuple[str, str, re.Pattern[str]], ...]:
+    """Compiled when the first log is read: sizes alone should not pay for it."""
+    return tuple((field, kind, re.compile(pattern, re.IGNORECASE)) for field, kind, pattern in RULES)
+
+
 _ALLOCATED = re.compile(r"KV Cache is allocated\.")
 _SIZES = re.compile(r"\b(K size|V size|KV size): ([0-9.]+) ?([GM]i?B)")
 _LLAMA_TOTAL = re.compile(r"llama_kv_cache\w*:\s+size =\s+([0-9.]+) MiB|KV self size\s*=\s+([0-9.]+) MiB")
@@ -170,7 +176,7 @@ def read_log(lines: Iterable[str]) -> Evidence:
 def _read_line(line: str, seen: dict[str, object], marks: dict[str, int]) -> bool:
     """Adds what one line states; whether it stated anything worth showing."""
     stated = False
-    for field, kind, pattern in RULES:
+    for field, kind, pattern in _rules():
         match = pattern.search(line)
         if match is None:
             continue

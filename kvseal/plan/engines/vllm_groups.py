@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import lcm
 
 from kvseal.core.errors import ConfigError
-from kvseal.plan.engines.vllm_specs import FULL, MAMBA, MLA, SLIDING, SLIDING_MLA, Rules, Spec, promote_local, stride_alignment
+from kvseal.plan.engines.vllm_specs import CHUNKED, FULL, MAMBA, MLA, SLIDING, SLIDING_MLA, Rules, Spec, promote_local, stride_alignment
 from kvseal.plan.units import cdiv, round_up
 
 
@@ -71,11 +71,16 @@ def group_layers(specs: list[Spec], rules: Rules) -> Grouping:
     return _equal_pages(specs, rules)
 
 
+_TOGETHER = {FULL: (FULL, MLA), MLA: (FULL, MLA), SLIDING: (SLIDING, SLIDING_MLA)}
+"""Kinds that count as one type next to a first layer of that kind."""
+
+
 def uniform(specs: list[Spec]) -> bool:
-    """Whether all layers need the same number of token slots, page size aside."""
-    if len({(spec.family, spec.block_tokens) for spec in specs}) > 1:
+    """Whether all layers need the same number of token slots, page size aside. The first layer decides the type."""
+    first = specs[0]
+    if any(spec.block_tokens != first.block_tokens or spec.kind not in _TOGETHER.get(first.kind, (first.kind,)) for spec in specs):
         return False
-    if specs[0].kind == MAMBA:
+    if first.kind == MAMBA:
         return len({(spec.page_bytes, spec.slots) for spec in specs}) == 1
     return len({spec.window_tokens for spec in specs}) == 1
 
@@ -88,7 +93,10 @@ def _one_group_bytes(group: Group, rules: Rules) -> int:
 
 def _equal_pages(specs: list[Spec], rules: Rules) -> Grouping:
     """Pages made equal, then buckets split into groups of one size."""
-    specs = _unify_pages(specs)
+    unified = _unify_pages(specs)
+    if unified is None:
+        return _full_allocation(specs, rules)
+    specs = unified
     buckets: dict[Spec, list[Spec]] = {}
     for spec in specs:
         buckets.setdefault(spec, []).append(spec)
@@ -107,8 +115,8 @@ def _equal_pages(specs: list[Spec], rules: Rules) -> Grouping:
     )
 
 
-def _unify_pages(specs: list[Spec]) -> list[Spec]:
-    """The largest page wins: smaller pages get more tokens, or padding when they do not divide it."""
+def _unify_pages(specs: list[Spec]) -> list[Spec] | None:
+    """The largest page wins: smaller pages get more tokens, or padding when they do not divide it. None: latent rows cannot be padded."""
     largest = max(spec.page_bytes for spec in specs)
     unified: list[Spec] = []
     for spec in specs:
@@ -119,11 +127,20 @@ def _unify_pages(specs: list[Spec]) -> list[Spec]:
         elif spec.kind != MLA:
             unified.append(replace(spec, page_bytes=largest))
         else:
-            raise ConfigError(
-                f"vLLM cannot make the page of {spec.detail} ({spec.page_bytes:,} B) equal to {largest:,} B in a layer-outermost layout; "
-                "use the block-outermost layout (--kv-layout BLHNC)"
-            )
+            return None
     return unified
+
+
+def _full_allocation(specs: list[Spec], rules: Rules) -> Grouping:
+    """Latent layers beside windows of another page size: the windows are allocated in full, in one group."""
+    kinds = {spec.kind for spec in specs}
+    promoted = promote_local(specs)
+    if MLA in kinds and SLIDING in kinds and not kinds & {SLIDING_MLA, CHUNKED} and uniform(promoted):
+        group = Group(specs=tuple(promoted))
+        how = "one group: windows allocated in full, since their pages cannot be made equal to the latent rows'"
+        return Grouping(groups=(group,), bytes_per_block=_one_group_bytes(group, rules), padding_layers=0, how=how)
+    pages = ", ".join(f"{spec.detail or spec.kind} {spec.page_bytes:,} B" for spec in dict.fromkeys(specs))
+    raise ConfigError(f"vLLM cannot make these pages equal in a layer-outermost layout: {pages}; use --kv-layout BLHNC")
 
 
 def _packed(specs: list[Spec], rules: Rules) -> Grouping:
@@ -167,7 +184,9 @@ def _split(bucket: list[Spec], count: int) -> list[Group]:
     columns: dict[int, list[Spec]] = {}
     for spec in bucket:
         columns.setdefault(spec.page_bytes, []).append(spec)
-    repeats = list(zip(*columns.values(), strict=False))
+    if len({len(column) for column in columns.values()}) > 1 or len(bucket) // len(columns) < count:
+        raise ConfigError("vLLM cannot pack layers of these page sizes in a block-outermost layout; use --kv-layout LBNHC")
+    repeats = list(zip(*columns.values(), strict=True))
     return [Group(specs=tuple(spec for repeat in repeats[i::count] for spec in repeat)) for i in range(count)]
 
 

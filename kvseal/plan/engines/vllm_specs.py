@@ -60,11 +60,6 @@ class Spec:
     detail: str = ""
     """What else must be equal (heads, sizes, role)."""
 
-    @property
-    def family(self) -> str:
-        """Specs of one family can live in one group although their pages differ."""
-        return FULL if self.kind in (FULL, MLA) else self.kind
-
     def blocks_per_request(self, tokens: int, rules: Rules) -> int:
         """Blocks that one request of `tokens` tokens may hold at its worst."""
         if self.kind in (FULL, MLA):
@@ -106,7 +101,7 @@ def _spec(cache: Cache, kv_format: KVFormat, parallel: Parallel, rules: Rules, b
         slots = (2 if rules.prefix_caching else 1) + rules.speculative_tokens
         if cache.kind is Kind.KDA and rules.prefix_caching:
             slots += 1
-        return Spec(kind=MAMBA, block_tokens=block, page_bytes=max(size, page), slots=slots, detail=str(cache.kind))
+        return Spec(kind=MAMBA, block_tokens=block, page_bytes=max(size, page), slots=slots, detail=f"{cache.kind} {size}")
     if isinstance(cache, Compressed):
         raise ConfigError("compressed attention does not mix with other caches")
     size = cache_token_bytes(cache, kv_format, parallel)

@@ -139,7 +139,8 @@ class KVManager:
         if self.available_pages - self.pool.evictable_among(hit) - new_pages < reserve_pages:
             return None
         pin = self.cache.pin(scope, hit)
-        self._make_room(new_pages)
+        if new_pages > self.pool.free_pages:
+            self._make_room(new_pages)
         lease = self.pool.reserve(new_pages, scope, first_ordinal=hit_pages)
         if lease is None:
             raise LawBroken(Law.L2, "pages that were counted as available are not")
@@ -162,15 +163,16 @@ class KVManager:
         self._require_open(grant)
         if end_tokens > self.capacity.served_context_tokens:
             raise LawBroken(Law.L1, f"room for {end_tokens} tokens is asked, {self.capacity.served_context_tokens} are served")
-        new_pages = self.capacity.pages_for(end_tokens) - grant.table.pages
-        if new_pages > self.available_pages:
-            return False
-        self._make_room(new_pages)
+        new_pages = -((grant.room_tokens - end_tokens) // self._page_tokens)
+        if new_pages > self.pool.free_pages:
+            if new_pages > self.available_pages:
+                return False
+            self._make_room(new_pages)
         stamps = self.pool.extend(grant.lease, new_pages)
         if stamps is None:
             raise LawBroken(Law.L2, "pages that were counted as available are not")
         grant.table.extend(stamps)
-        grant.room_tokens = grant.table.room_tokens
+        grant.room_tokens += new_pages * self._page_tokens
         return True
 
     def commit(self, grant: Grant, tokens: Sequence[int], end_tokens: int, page_digests: Sequence[bytes] = ()) -> None:
@@ -288,9 +290,7 @@ class KVManager:
             raise LawBroken(Law.L2, "a grant is used after it was dropped")
 
     def _make_room(self, pages: int) -> None:
-        short = pages - self.pool.free_pages
-        if short > 0:
-            self.cache.evict(short)
+        self.cache.evict(pages - self.pool.free_pages)
 
     def _seal(self, grant: Grant, first_page: int, digests: Sequence[bytes]) -> None:
         size = self._page_tokens

@@ -50,6 +50,7 @@ class PagePool:
         """Cached pages that evicting would make free: nobody pins them, nothing is in flight on them, none is doomed."""
         self.lost_handles = 0
         """Handles that the garbage collector found open. Each is a bug; their pages are in quarantine."""
+        self._page_tokens = geometry.page_tokens
         self._wipe = wipe
         self._nonces = NonceSource(secret)
         self._free = np.arange(pages - 1, -1, -1, dtype=np.int32)  # a stack: the page freed last is handed out first
@@ -80,13 +81,15 @@ class PagePool:
     def extend(self, lease: Lease, pages: int) -> array[int] | None:
         """Adds pages with the next ordinals to an open lease; returns their stamps, or None and nothing has changed."""
         self._require_open(lease)
-        if pages > self.free_pages:
+        top = self._counts[_FREE]
+        if pages > top:
             return None
         ledger, fresh, (low, high) = self.ledger, array("Q"), lease.scope_words
-        for _ in range(pages):
-            page = self._free_at[self._counts[_FREE] - 1]
-            nonce = self._nonces.next()
-            self._move(page, _LEASED)
+        self._counts[_FREE] -= pages
+        self._counts[_LEASED] += pages
+        for place in range(top - 1, top - 1 - pages, -1):
+            page, nonce = self._free_at[place], self._nonces.next()
+            ledger.state_at[page] = _LEASED
             ledger.nonce_at[page] = nonce
             ledger.holder_at[page] = lease.holder
             ledger.filled_at[page] = 0
@@ -104,7 +107,7 @@ class PagePool:
         ledger = self.ledger
         if ledger.holder_at[page] != lease.holder:
             raise LawBroken(Law.L4, f"page {page} is not leased to the holder that commits it")
-        if not ledger.filled_at[page] <= filled <= self.geometry.page_tokens:
+        if not ledger.filled_at[page] <= filled <= self._page_tokens:
             raise LawBroken(Law.L5, f"filled cannot move from {ledger.filled_at[page]} to {filled}")
         ledger.filled_at[page] = filled
 
@@ -113,19 +116,20 @@ class PagePool:
         page only, in every layer: it is the evidence that the page is full (L7)."""
         self._require_open(lease)
         self._require_open(pin)
-        size = 2 * len(digests)
-        if size > len(lease.stamps) or lease.scope != pin.scope or set(map(len, digests)) != {DIGEST_BYTES}:
+        ledger, pages = self.ledger, len(digests)
+        sealed = lease.stamps[: 2 * pages]
+        if len(sealed) != 2 * pages or lease.scope != pin.scope or any(len(digest) != DIGEST_BYTES for digest in digests):
             raise LawBroken(Law.L7, "sealing needs one 16-byte digest for each page, all leased, and a pin of the same scope")
-        sealed = lease.stamps[:size]
-        ledger = self.ledger
         self._require_current(sealed)
+        self._counts[_LEASED] -= pages
+        self._counts[_SEALED] += pages
         for page, digest in zip(sealed[::2], digests, strict=True):
-            self._move(page, _SEALED)
-            ledger.filled_at[page] = self.geometry.page_tokens
+            ledger.state_at[page] = _SEALED
+            ledger.filled_at[page] = self._page_tokens
             ledger.holder_at[page] = 0
             ledger.pins_at[page] = 1
             ledger.digest_at[DIGEST_BYTES * page : DIGEST_BYTES * (page + 1)] = digest
-        del lease.stamps[:size]
+        del lease.stamps[: 2 * pages]
         pin.stamps.extend(sealed)
         return sealed
 
@@ -183,22 +187,24 @@ class PagePool:
     def require_sealed(self, stamps: array[int], scope_words: tuple[int, int], first_ordinal: int) -> None:
         """Raises `LawBroken` unless these are sealed pages of this scope with consecutive ordinals (L3, L4, L6, L7)."""
         self._require_current(stamps)
-        ledger, (low, high) = self.ledger, scope_words
-        for ordinal, page in enumerate(stamps[::2], first_ordinal):
-            if ledger.state_at[page] != _SEALED:
+        ledger, (low, high), ordinal = self.ledger, scope_words, first_ordinal
+        state_at, scope_at, ordinal_at = ledger.state_at, ledger.scope_at, ledger.ordinal_at
+        for page in stamps[::2]:
+            if state_at[page] != _SEALED:
                 raise LawBroken(Law.L7, f"page {page} would be shared before it is sealed")
-            if ledger.scope_at[2 * page] != low or ledger.scope_at[2 * page + 1] != high:
+            if scope_at[2 * page] != low or scope_at[2 * page + 1] != high:
                 raise LawBroken(Law.L4, f"page {page} belongs to another scope")
-            if ledger.ordinal_at[page] != ordinal:
-                raise LawBroken(Law.L6, f"page {page} has ordinal {ledger.ordinal_at[page]}, not {ordinal}")
+            if ordinal_at[page] != ordinal:
+                raise LawBroken(Law.L6, f"page {page} has ordinal {ordinal_at[page]}, not {ordinal}")
+            ordinal += 1
 
     def enter_cache(self, stamps: array[int]) -> None:
-        """The prefix cache now holds these sealed pages; they stay sealed when the last pin is gone."""
+        """The prefix cache now holds these sealed, pinned pages; they stay sealed when the last pin is gone."""
+        cached_at, pins_at = self.ledger.cached_at, self.ledger.pins_at
         for page in stamps[::2]:
-            if self.ledger.cached_at[page]:
-                raise LawBroken(Law.L2, f"page {page} enters the prefix cache twice")
-            self.ledger.cached_at[page] = 1
-            self.evictable_pages += self._is_evictable(page)
+            if cached_at[page] or not pins_at[page]:
+                raise LawBroken(Law.L2, f"page {page} enters the prefix cache twice, or with nobody holding it")
+            cached_at[page] = 1
 
     def leave_cache(self, stamps: array[int]) -> None:
         """The prefix cache has let go of these pages; those that nobody pins go back."""

@@ -50,7 +50,7 @@ class PrefixCache:
         first = self._pool.ledger.ordinal_at[parent_page] + 1 if parent_page is not None else 0
         self._pool.require_sealed(stamps, pin.scope_words, first)
         known = self.tree.insert(pin.scope, parent_page, run, stamps)
-        self._pool.enter_cache(stamps[len(known) :])
+        self._pool.enter_cache(stamps[len(known) :] if known else stamps)
         return known
 
     def unpinned(self, stamps: array[int]) -> None:

@@ -79,7 +79,7 @@ class RadixTree:
         pages; those of the rest are now in the tree. The parent page must be in the tree, of the same scope."""
         node, offset = self._locate(scope, parent_page)
         known: array[int] = array("Q")
-        if offset == node.pages and not node.children:  # the common case: a sequence grows at its own end
+        if not node.children and 2 * offset == len(node.stamps):  # the common case: a sequence grows at its own end
             self._append(node, run, stamps)
             return known
         at = 0
@@ -156,7 +156,7 @@ class RadixTree:
 
     def _offset(self, node: Node, page: int) -> int:
         if node.stamps[-2] == page:
-            return node.pages - 1
+            return len(node.stamps) // 2 - 1
         return node.stamps[::2].index(page)
 
     def _common_pages(self, run: bytes, at: int, other: bytes, other_at: int) -> int:
@@ -193,12 +193,12 @@ class RadixTree:
         if node.parent is not None and not node.children:
             node.run += run
             node.stamps.extend(stamps)
-            self._settle(node, stamps)
-            return
-        child = Node(node.scope, node, run, stamps)
-        self.node_count += 1
-        node.children[run[: self._page_bytes]] = child
-        self._settle(child, stamps)
+        else:
+            child = Node(node.scope, node, run, stamps)
+            self.node_count += 1
+            node.children[run[: self._page_bytes]] = child
+            node = child
+        self._settle(node, stamps)
 
     def _settle(self, node: Node, stamps: array[int]) -> None:
         homes = self._homes

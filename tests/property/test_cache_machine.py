@@ -320,6 +320,6 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 CacheMachine.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
+    max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
 )
 TestCacheMachine = CacheMachine.TestCase

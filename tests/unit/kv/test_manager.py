@@ -403,9 +403,9 @@ def test_check_finds_a_table_that_its_grant_does_not_hold(manager: KVManager, da
     elif damage == "holder":
         grant.lease.holder = other.lease.holder
     else:
-        manager.pool.ledger.pins[pages_of(grant)[0]] = 0
+        manager.pool.ledger.pins[pages_of(grant)[1]] = 0
         manager.pool.evictable_pages += 1
-        node = manager.cache.tree.home(pages_of(grant)[0])
+        node = manager.cache.tree.home(pages_of(grant)[1])
         assert node is not None
         manager.cache._queue(node)
     with pytest.raises(LawBroken) as caught:

@@ -76,8 +76,7 @@ async def _serve(config: ServeConfig, listener: socket.socket, engine_module: st
         stopping = _stop_on_signals(server, engine, config.drain_timeout_s)
         _reload_on_hangup(keys)
         await server.serve(sockets=[listener])
-        if stopping.task is not None:
-            await stopping.task
+        await asyncio.gather(*stopping.tasks, return_exceptions=True)  # A second signal has cancelled the first task.
     finally:
         await engine.close()
 
@@ -184,10 +183,10 @@ class _Server(uvicorn.Server):
 
 
 class _Stopping:
-    """The one shutdown that may be under way."""
+    """The shutdown that may be under way: draining, then perhaps the end of patience."""
 
     def __init__(self) -> None:
-        self.task: asyncio.Task[None] | None = None
+        self.tasks: list[asyncio.Task[None]] = []
 
 
 def _stop_on_signals(server: uvicorn.Server, engine: EngineClient, drain_timeout_s: float) -> _Stopping:
@@ -199,12 +198,17 @@ def _stop_on_signals(server: uvicorn.Server, engine: EngineClient, drain_timeout
         _log.warning("drained" if finished else "the drain timeout passed; the rest was cancelled")
         server.should_exit = True
 
+    async def end_now() -> None:
+        _log.warning("a second signal: %d open sequences end with an error", engine.open_requests)
+        await engine.close()
+        server.should_exit = True
+
     def on_signal() -> None:
-        if stopping.task is None:
-            stopping.task = asyncio.create_task(drain())
-        else:
-            server.should_exit = server.force_exit = True
-            stopping.task.cancel()
+        if not stopping.tasks:
+            stopping.tasks.append(asyncio.create_task(drain()))
+        elif len(stopping.tasks) == 1:
+            stopping.tasks[0].cancel()
+            stopping.tasks.append(asyncio.create_task(end_now()))
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, on_signal)

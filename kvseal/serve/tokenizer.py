@@ -21,6 +21,7 @@ import tokenizers
 from kvseal.core.errors import InvalidRequest, ModelUnsupported
 
 _SPM_SPACE = "\u2581"
+_TURN_TOKEN = re.compile(r"<\|.+\|>|<(?:start|end)_of_turn>|\[/?INST\]")
 _SPM_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -51,8 +52,14 @@ class Tokenizer:
 
     @cached_property
     def _special_text(self) -> re.Pattern[str] | None:
-        """Matches the text of any special token, the longest first."""
-        texts = {t.content for t in self.core.get_added_tokens_decoder().values() if t.special and len(t.content) > 1}
+        """Matches the text of any token that only a template may write, the longest first.
+
+        These are the special ones, and whatever looks like them: some models leave the mark off the tokens that end a turn.
+        """
+        added = self.core.get_added_tokens_decoder().items()
+        ends = (*self.eos_tokens, self.bos_token)
+        texts = {t.content for id_, t in added if t.special or id_ in ends or _TURN_TOKEN.fullmatch(t.content)}
+        texts = {text for text in texts if len(text) > 1}
         return re.compile("|".join(re.escape(t) for t in sorted(texts, key=len, reverse=True))) if texts else None
 
     @cached_property

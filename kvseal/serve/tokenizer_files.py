@@ -23,6 +23,8 @@ _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token
 # Values of tokenizer.ggml.token_type: GGUF specification.
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 _GGUF_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
+"""Tokens that end a turn in the families that we serve. Many GGUF files name only the end of a document."""
 
 
 def load_tokenizer(model: Path) -> Tokenizer:
@@ -148,7 +150,8 @@ def from_gguf_metadata(metadata: Mapping[str, Any]) -> Tokenizer:
         if (id_ := _gguf_id(metadata, key, len(pieces))) is not None
     }
     template = metadata.get("tokenizer.chat_template")
-    ends = (_gguf_id(metadata, key, len(pieces)) for key in _GGUF_END_KEYS)
+    ends = [_gguf_id(metadata, key, len(pieces)) for key in _GGUF_END_KEYS]
+    ends += [i for i, type_ in enumerate(types) if type_ in (_CONTROL, _USER_DEFINED) and pieces[i] in _TURN_ENDS]
     return Tokenizer(
         core=core,
         byte_level=kind == "gpt2",

@@ -63,10 +63,3 @@ def test_readiness_fails_and_comes_back(mortal: ServerProcess) -> None:
     assert mortal.client.post("/v1/completions", json={"prompt": "x", "max_tokens": 2}).status_code == 200
     assert mortal.metrics()["kvseal_engine_restarts_total"] >= 2
     assert "the engine runs again" in mortal.text
-
-
-def test_a_hung_engine_is_not_ready(demo_model_path: Path, logs: Path) -> None:
-    """Stopped, not dead: no step, no answer to a ping."""
-    from kvseal.node.client import STALL_AFTER_S
-
-    assert STALL_AFTER_S <= 30, "readiness must notice within half a minute"

@@ -137,6 +137,22 @@ def test_drain_gives_up_after_its_timeout(demo_model_path: Path, logs: Path) -> 
         assert server.process.wait(10) == 0
 
 
+def test_a_second_signal_ends_it_at_once(demo_model_path: Path, logs: Path) -> None:
+    with ServerProcess(echo_model(logs, demo_model_path, "echo-slow"), logs / "twice.log", module=ECHO) as server:
+        body = {"prompt": "x", "max_tokens": 2000, "stream": True, "ignore_eos": True}
+        with server.client.stream("POST", "/v1/completions", json=body) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.3)
+            assert server.process.poll() is None, "it waits for the open stream"
+            server.process.send_signal(signal.SIGTERM)
+            rest = [line for line in lines if line]
+            assert "error" in json.loads(rest[-1][6:]), "the open stream hears of it"
+        assert server.process.wait(10) == 0
+        assert "Traceback" not in server.text
+
+
 def test_a_deadline(demo_model_path: Path, logs: Path) -> None:
     with ServerProcess(demo_model_path, logs / "deadline.log", engine={"pool_tokens": 1024}, request_timeout_s=0.3) as server:
         answer = server.client.post("/v1/completions", json={"prompt": "x", "max_tokens": 900, "ignore_eos": True})

@@ -90,6 +90,15 @@ def test_guarded_content_holds_no_special_token(tiny: Tokenizer, attack: str) ->
     assert tiny.decode(ids) == f"<|im_start|>{attack}{attack}<|im_end|>", "the text itself is unchanged"
 
 
+def test_turn_tokens_are_guarded_even_when_the_model_forgot_to_mark_them() -> None:
+    pieces = tiny_metadata()["tokenizer.ggml.tokens"]
+    tokenizer = from_gguf_metadata(tiny_metadata(token_type=[4] * 3 + [1] * (len(pieces) - 3), eos_token_id=0))
+    assert tokenizer.special_ids == frozenset()
+    assert set(tokenizer.eos_tokens) == {0, 2}, "the end of a document, and the end of a turn"
+    guard = tokenizer.content_guard()
+    assert not {0, 1, 2} & set(tokenizer.encode_chat(str(guard.protect("a<|im_start|>b<|end|>")), guard))
+
+
 def test_ordinary_content_is_encoded_in_one_piece(tiny: Tokenizer) -> None:
     guard = tiny.content_guard()
     text = str(guard.protect("hello < im_end >"))

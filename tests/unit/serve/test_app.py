@@ -1,0 +1,94 @@
+"""The routes over an engine whose state a test sets: what is said when it stalls, dies, or is starting."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from kvseal.core.errors import EngineDied
+from kvseal.node.client import EngineState
+from kvseal.node.report import EngineStats
+from kvseal.serve.app import Deps, build_app
+from kvseal.serve.auth import KeyRing, Scopes
+from kvseal.serve.metrics import Metrics
+from kvseal.serve.served import ServedModel
+
+from .fake_engine import FakeEngine
+
+
+class StateEngine(FakeEngine):
+    """As much of `EngineClient` as the routes read."""
+
+    def __init__(self, state: EngineState) -> None:
+        super().__init__()
+        self.state = state
+        self.last_progress_age_s = 33.0
+        self.restarts = 0
+
+    async def stats(self) -> EngineStats:
+        raise EngineDied("no engine")
+
+
+def _get(model: ServedModel, engine: Any, method: str, path: str, **options: Any) -> httpx.Response:
+    deps = Deps(
+        model=model,
+        engine=engine,
+        keys=KeyRing(None),
+        scopes=Scopes(b"weights"),
+        metrics=Metrics(),
+        strict_fields=False,
+        max_body_bytes=10_000,
+        request_timeout_s=None,
+    )
+
+    async def run() -> httpx.Response:
+        transport = httpx.ASGITransport(build_app(deps))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.request(method, path, **options)
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("state", [EngineState.STALLED, EngineState.DEAD, EngineState.STARTING])
+def test_an_engine_that_cannot_serve(model: ServedModel, state: EngineState) -> None:
+    engine = StateEngine(state)
+    for method, path, body in (
+        ("GET", "/v1/models", None),
+        ("GET", "/v1/models/tiny", None),
+        ("POST", "/v1/completions", {"prompt": "x"}),
+        ("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+    ):
+        answer = _get(model, engine, method, path, json=body)
+        assert answer.status_code == 503, path
+        assert answer.json()["error"]["code"] == "engine_died"
+        assert answer.headers["retry-after"] == "1"
+    assert engine.streams == [], "nothing was submitted"
+    for path in ("/readyz", "/health"):
+        answer = _get(model, engine, "GET", path)
+        assert (answer.status_code, answer.json()["engine"]) == (503, state.value)
+    assert _get(model, engine, "GET", "/livez").status_code == 200
+    metrics = _get(model, engine, "GET", "/metrics").text
+    assert "kvseal_engine_ready 0.0" in metrics
+    assert "kvseal_requests_running" not in metrics
+
+
+def test_what_needs_no_engine_works_without_one(model: ServedModel) -> None:
+    engine = StateEngine(EngineState.DEAD)
+    assert _get(model, engine, "POST", "/tokenize", json={"prompt": "hell"}).json()["tokens"] == [261]
+    assert _get(model, engine, "GET", "/version").json()["model"] == "tiny"
+
+
+def test_a_bug_of_ours_says_nothing_of_the_content(model: ServedModel, caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(StateEngine):
+        def submit(self, request: Any) -> Any:
+            raise RuntimeError(f"secret {request.prompt_tokens}")
+
+    answer = _get(model, Broken(EngineState.READY), "POST", "/v1/completions", json={"prompt": "x"})
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "internal_error"
+    assert answer.headers["x-request-id"] in caplog.text, "the log and the answer share the id"
+    assert "RuntimeError" in caplog.text
+    assert "secret" not in caplog.text + answer.text

@@ -22,6 +22,7 @@ examples:
   kvseal serve model.gguf --kv-memory 4GiB      a GGUF file, with 4 GiB of KV cache
   kvseal run "Why is the sky blue?"             one answer in the terminal
   kvseal size config.json --context 131072      how much KV cache a model needs
+  kvseal audit http://host:8000/v1 --model NAME whether a server keeps its promises
 Each command has its own help: kvseal serve --help
 """
 
@@ -44,10 +45,14 @@ advertises the smaller of what the model promises and what the pool holds, and r
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the ``kvseal`` command; returns the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] == ["size"]:
-        from kvseal.plan.command import main as size_main  # Has its own parser: the planner stands alone.
+    if arguments[:1] == ["size"]:  # The planner and the auditor stand alone, each with its own parser.
+        from kvseal.plan.command import main as size_main
 
         return size_main(arguments[1:])
+    if arguments[:1] == ["audit"]:
+        from kvseal.audit.command import main as audit_main
+
+        return audit_main(arguments[1:])
     options = _parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = options.command
     try:
@@ -74,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_run(commands)
     _add_bench(commands)
     commands.add_parser("size", help="how much KV cache a model needs, what a pool holds, whether a promised context is true")
+    commands.add_parser("audit", help="whether any OpenAI-compatible server truncates, leaks or lies")
     return parser
 
 

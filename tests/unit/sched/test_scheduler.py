@@ -20,7 +20,8 @@ from kvseal.core.laws import Law
 from kvseal.core.outcome import Cancelled, Completed, Failed, FinishReason, Refused
 from kvseal.core.request import SamplingParams
 from kvseal.lab.rig import OTHER_SCOPE, SCOPE, Rig, truth
-from kvseal.sched.policy import LengthHistory
+from kvseal.sched.policy import MAX_OVERTAKEN, LengthHistory
+from kvseal.sched.sequence import Receiving
 
 
 def prompt(seed: int, tokens: int) -> list[int]:
@@ -287,21 +288,82 @@ def test_better_class_unblocks_a_blocked_line() -> None:
 
 
 def test_choices_share_one_prefill() -> None:
-    rig = Rig(pages=256, chunk_tokens=64)
+    rig = Rig(pages=256)
     answers = [rig.submit(str(i), prompt(1, 200), 4) for i in range(4)]
+    rig.step()
+    assert (rig.scheduler.running, rig.scheduler.waiting) == (1, 3)
     rig.run()
-    assert answers[0].cached_tokens == 0 and all(answer.cached_tokens >= 192 for answer in answers[1:])
+    assert [answer.cached_tokens for answer in answers] == [0, 196, 196, 196]
     assert [answer.tokens for answer in answers] == [truth(prompt(1, 200), 4)] * 4
 
 
 def test_sharing_is_given_up_when_too_many_pass() -> None:
-    rig = Rig(pages=512, chunk_tokens=32, max_running=32)
+    rig = Rig(pages=512)
     rig.submit("first", prompt(1, 300), 2)
     shares = rig.submit("shares", prompt(1, 300), 2)
     for i in range(20):
         rig.submit(f"passes{i}", prompt(10 + i, 2), 2)
+    rig.step()
+    assert rig.scheduler.running == 1 + MAX_OVERTAKEN
     rig.run()
     assert shares.tokens == truth(prompt(1, 300), 2)
+
+
+def test_one_prefill_is_waited_for_and_no_other() -> None:
+    rig = Rig(pages=512, chunk_tokens=250)
+    first = rig.submit("first", prompt(1, 240), 2)
+    shares = rig.submit("shares", prompt(1, 240) + prompt(2, 240), 2)
+    rig.step()
+    assert rig.scheduler.waiting == 1
+    rig.cancel("first")  # whoever it waited for is gone, so it starts by itself
+    longer = rig.submit("longer", prompt(1, 240) + prompt(2, 240) + prompt(3, 8), 2, priority=-1)
+    rig.run()
+    assert first.tokens == truth(prompt(1, 240), 2)[:1]
+    assert shares.tokens == truth(prompt(1, 240) + prompt(2, 240), 2)
+    assert longer.tokens == truth(prompt(1, 240) + prompt(2, 240) + prompt(3, 8), 2)
+
+
+def test_sharing_waits_only_for_what_is_not_computed_or_cached() -> None:
+    rig = Rig(pages=512, chunk_tokens=100)
+    rig.answer("cached", prompt(1, 90), 2)
+    rig.submit("first", prompt(1, 90) + prompt(2, 60), 2)
+    same = rig.submit("same", prompt(1, 90) + prompt(3, 5), 2)
+    rig.step()
+    assert rig.scheduler.waiting == 0 and same.tokens  # what they share is cached already
+    rig.submit("long", prompt(4, 150), 2)
+    rig.step()
+    late = rig.submit("late", prompt(4, 40) + prompt(5, 20), 2)
+    rig.step()
+    assert late.cached_tokens == 40 and late.tokens  # computed in the first chunk, though the prefill still ran
+    rig.run()
+
+
+def test_prefill_gives_way_to_those_before_it() -> None:
+    rig = optimist(pages=24, chunk_tokens=16)
+    old = rig.submit("old", prompt(1, 8), 60, sampling=stopping())
+    rig.step()
+    young = rig.submit("young", prompt(2, 70), 4, sampling=stopping())
+    rig.step()
+    hog = rig.kv.pool.reserve(rig.kv.available_pages, SCOPE)
+    assert hog is not None
+    for _ in range(3):
+        rig.step()
+    assert rig.scheduler.counters.preemptions > 0 and rig.scheduler.running == 1
+    hog.release()
+    rig.run()
+    assert old.tokens == truth(prompt(1, 8), 60) and young.tokens == truth(prompt(2, 70), 4)
+
+
+def test_what_is_received_from_elsewhere_computes_nothing_yet() -> None:
+    rig = Rig()
+    answer = rig.submit("a", prompt(1, 10), 4)
+    rig.step()
+    sequence = rig.scheduler._running[0]
+    sequence.state = Receiving(sequence.grant)
+    assert not rig.scheduler.schedule().rows
+    rig.cancel("a")
+    rig.run()
+    assert isinstance(answer.outcome, Cancelled)
 
 
 def test_no_sharing_across_scopes_or_for_prompt_logprobs() -> None:
@@ -309,6 +371,7 @@ def test_no_sharing_across_scopes_or_for_prompt_logprobs() -> None:
     other = rig.submit("a", prompt(1, 100), 2)
     mine = rig.submit("b", prompt(1, 100), 2, scope=OTHER_SCOPE)
     logged = rig.submit("c", prompt(1, 100), 2, sampling=SamplingParams(temperature=0.0, prompt_logprobs=0))
+    rig.submit("d", prompt(1, 12) + prompt(2, 50), 2)  # shares too little to be worth a step
     rig.step()
     assert rig.scheduler.waiting == 0
     rig.run()

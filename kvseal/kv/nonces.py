@@ -24,7 +24,7 @@ class NonceSource:
     """
 
     def __init__(self, secret: bytes, *, batch: int = 1024) -> None:
-        key = hashlib.blake2b(secret[:64], digest_size=16, person=b"kvseal-nonce").digest()
+        key = hashlib.blake2b(secret, digest_size=16, person=b"kvseal-nonce").digest()
         self._round_keys = round_keys(key)
         self._counter = 0
         self._batch = batch

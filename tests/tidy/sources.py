@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -59,17 +59,21 @@ class Source:
         return ".".join([*base, *([node.module] if node.module else [])])
 
 
+@cache
 def package_sources() -> list[Source]:
     return [Source(path) for path in sorted(PACKAGE.rglob("*.py"))]
 
 
+@cache
 def sources_of_tests() -> list[Source]:
     return [Source(path) for path in sorted((PROJECT / "tests").rglob("*.py"))]
 
 
+@cache
 def native_sources() -> list[Source]:
     return [Source(path) for path in sorted(NATIVE.glob("*")) if path.suffix in {".h", ".cpp"}]
 
 
+@cache
 def documents() -> list[Source]:
     return [Source(path) for path in sorted([*PROJECT.glob("*.md"), *(PROJECT / "docs").rglob("*.md")])]

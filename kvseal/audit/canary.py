@@ -1,6 +1,7 @@
 """Canaries: sentences that nobody can guess, and the search for them in what others are told.
 
-A canary is six words drawn from 256 common English nouns (48 bits), so that every tokeniser splits it into few tokens and even a small model
+A canary is six words drawn from 256 common English nouns (48 bits), so that every tokeniser splits it into few tokens and even a small
+model
 can copy it. Owns the drawing, the exact and the fuzzy search, and the bound on how often chance alone would give a hit. The length of run
 that counts as a hit is computed from the amount of text searched, so that the bound stays below `FALSE_ALARM_BOUND` per audit.
 """
@@ -20,12 +21,16 @@ FALSE_ALARM_BOUND = 1e-4
 WORDS: tuple[str, ...] = tuple(
     """
     anchor apple arrow badge baker balloon banana barrel basin basket beacon beaver bench berry bishop blanket blossom bonnet border bottle
-    boulder branch bread bridge broom bucket buffalo bullet butter button cabin cabbage cactus camel candle canoe canvas canyon carbon carpet
+    boulder branch bread bridge broom bucket buffalo bullet butter button cabin cabbage cactus camel candle canoe canvas canyon carbon
+    carpet
     carrot castle cattle cellar cement cereal chain chair chalk cheese cherry chest chicken chimney circle circus cliff clock cloud clover
-    coach coffee collar comet copper coral corner cotton couch cradle crane crater crayon cricket crown crystal curtain cushion dagger dancer
-    desert diamond dinner dolphin donkey dragon drawer drum eagle easel elbow elephant emerald engine falcon farmer feather fence fiddle finger
+    coach coffee collar comet copper coral corner cotton couch cradle crane crater crayon cricket crown crystal curtain cushion dagger
+    dancer
+    desert diamond dinner dolphin donkey dragon drawer drum eagle easel elbow elephant emerald engine falcon farmer feather fence fiddle
+    finger
     flame flute forest fossil fountain fox frame garage garden garlic ginger giraffe glacier glove goat goblet grape gravel guitar hammer
-    harbor harvest hazel helmet hermit honey hornet horse hunter iceberg island ivory jacket jaguar jewel jungle kettle kitchen kitten ladder
+    harbor harvest hazel helmet hermit honey hornet horse hunter iceberg island ivory jacket jaguar jewel jungle kettle kitchen kitten
+    ladder
     lagoon lantern laundry leather lemon lentil leopard library lizard lobster locket lumber magnet maple marble market meadow melon mirror
     monkey mosaic mountain muffin museum mustard napkin needle nickel nutmeg oak ocean olive onion orange orchard otter oyster paddle palace
     panther parrot pebble pelican pencil pepper piano pigeon pillow pine pirate planet plum pocket pony potato prairie pumpkin puppet puzzle
@@ -33,7 +38,7 @@ WORDS: tuple[str, ...] = tuple(
     spider spoon squirrel stable statue stove sugar sunset sweater tailor teapot temple thunder ticket tiger timber tomato tractor trumpet
     tulip tunnel turkey turtle umbrella valley velvet village violin volcano wagon walnut walrus water whale wheat whistle willow window
     winter wizard wolf wool yard yogurt zebra
-    """.split()
+    """.split()  # noqa: SIM905
 )[:256]
 
 
@@ -98,7 +103,7 @@ class Aviary:
         return hits
 
     def run_needed(self, choices: float = 1.0) -> int:
-        """Words in a row that make a hit, when each position offers `choices` of the words: the shortest whose chance is under the bound."""
+        """Words in a row that make a hit, when each position offers `choices` of the words: the least whose chance is under the bound."""
         for run in range(LEAST_RUN, CANARY_WORDS):
             if self.chance(run, choices) < FALSE_ALARM_BOUND:
                 return run

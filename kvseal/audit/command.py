@@ -16,9 +16,12 @@ from kvseal.audit.budget import Allowance
 from kvseal.audit.client import ClientSettings
 from kvseal.audit.findings import Report
 from kvseal.audit.probes.base import Depth
+from kvseal.audit.probes.offline import Shown
+from kvseal.audit.report import html as html_report
 from kvseal.audit.report import json as json_report
-from kvseal.audit.report import terminal
-from kvseal.audit.runner import NAMES, AuditSettings, Plan, audit, plan
+from kvseal.audit.report import junit, sarif, terminal
+from kvseal.audit.runner import NAMES, AuditSettings, Plan, audit, audit_offline, plan
+from kvseal.audit.shown import read_shown
 
 _EPILOG = """\
 examples:
@@ -26,6 +29,7 @@ examples:
   kvseal audit http://localhost:8000/v1                     everything, within 2000 requests, 1M tokens, 30 minutes
   kvseal audit https://llm.example/v1 --keys @a.key @b.key  two tenants: is one's cache closed to the other?
   kvseal audit http://localhost:8000/v1 --only limits,leak --html report.html --junit report.xml
+  kvseal audit --log serve.log --packages freeze.txt        no server asked: only what you show it
 
 Audit only servers that are yours, or whose owner agreed: the probes send oversize prompts, hang up in the middle of answers,
 and look for other people's text. All prompts are synthetic; nothing of yours is in a report, and keys appear as digests.
@@ -40,7 +44,14 @@ def main(argv: list[str]) -> int:
     parser = _parser()
     options = parser.parse_args(argv)
     try:
-        settings = _settings(options)
+        shown = read_shown(options.log, options.metrics, options.packages, options.context)
+        if not options.url:
+            if not shown.anything():
+                parser.error("give the URL of a server, or something to look at: --log, --metrics or --packages")
+            report = audit_offline(shown)
+            _write(options, report)
+            return report.exit_status
+        settings = _settings(options, shown)
     except (ValueError, OSError) as error:
         print(f"kvseal audit: {error}", file=sys.stderr)
         return 2
@@ -57,11 +68,11 @@ def main(argv: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kvseal audit",
-        description="Can it happen to your server? A black-box audit of any OpenAI-compatible endpoint, and of its log, metrics and packages.",
+        description="Can it happen to your server? A black-box audit of any OpenAI-compatible endpoint, its log, metrics and packages.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("url", metavar="URL", help="base address, the one that ends in /v1")
+    parser.add_argument("url", metavar="URL", nargs="?", default="", help="base address, the one that ends in /v1")
     parser.add_argument("--model", default="", metavar="NAME", help="which model to ask (default: the first that the server lists)")
     parser.add_argument("--keys", nargs="+", default=[], metavar="KEY", help="API keys, one for each tenant; @FILE reads a key from a file")
     parser.add_argument("--context", type=_count, metavar="TOKENS", help="the context the server promises, if it does not say so itself")
@@ -77,6 +88,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--insecure", action="store_true", help="do not check the TLS certificate")
     parser.add_argument("--ca", metavar="FILE", help="check the TLS certificate against this authority (PEM)")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    own = parser.add_argument_group("what an operator can show")
+    own.add_argument("--log", metavar="FILE", help="the engine's start-up log: pool against context, settings, version")
+    own.add_argument("--metrics", metavar="FILE", help="saved Prometheus metrics (a running server's own are read anyway)")
+    own.add_argument("--packages", metavar="FILE", help="output of pip freeze on the server, or the word env for this environment")
     out = parser.add_argument_group("reports (the terminal summary is always printed)")
     for form in ("json", "junit", "sarif", "html"):
         out.add_argument(f"--{form}", metavar="FILE", help=f"write the report as {form.upper()}")
@@ -90,7 +105,7 @@ def _count(text: str) -> int:
     return value
 
 
-def _settings(options: argparse.Namespace) -> AuditSettings:
+def _settings(options: argparse.Namespace, shown: Shown) -> AuditSettings:
     """Raises ValueError or OSError with a message for the user."""
     url = options.url.rstrip("/")
     parts = urlsplit(url)
@@ -121,6 +136,7 @@ def _settings(options: argparse.Namespace) -> AuditSettings:
         depth=Depth[options.depth.upper()],
         only=only,
         seed=options.seed,
+        shown=shown,
     )
 
 
@@ -166,7 +182,7 @@ class _Bar:
 
 def _write(options: argparse.Namespace, report: Report) -> None:
     print(terminal.render(report, colour=sys.stdout.isatty()), end="")
-    renderers = {"json": json_report.render}
+    renderers = {"json": json_report.render, "junit": junit.render, "sarif": sarif.render, "html": html_report.render}
     for form, render in renderers.items():
         if path := getattr(options, form):
             Path(path).write_text(render(report), encoding="utf-8")

@@ -37,7 +37,10 @@ class Difference:
 
     def __str__(self) -> str:
         if self.position >= 0:
-            return f"token {self.position} differs (the other one was at least {self.gap:.3g} nats less likely); logprobs before it moved by {self.move:.3g}"
+            return (
+                f"token {self.position} differs (the other one was at least {self.gap:.3g} nats less likely);"
+                f" logprobs before it moved by {self.move:.3g}"
+            )
         return f"the tokens agree; logprobs moved by at most {self.move:.3g}"
 
 

@@ -13,7 +13,7 @@ FILLER: tuple[str, ...] = tuple(
     time year people way day man thing life world school state family group country problem hand part place case week company system program
     question work number night point home water room area money story fact month lot right study book eye job word business issue side kind
     head house service friend power hour game line end member law car city name team minute idea body back
-    """.split()
+    """.split()  # noqa: SIM905
 )
 
 

@@ -11,17 +11,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from kvseal.audit.advisories import load
 from kvseal.audit.budget import Allowance, Budget, BudgetSpent
 from kvseal.audit.canary import Aviary
 from kvseal.audit.client import Client, ClientSettings, key_name
 from kvseal.audit.findings import Confidence, Finding, Grade, ProbeResult, Report
 from kvseal.audit.probes import aborts, honesty, isolation, leak, limits, reuse
 from kvseal.audit.probes.base import Cost, Depth, Probe, Scene, exhibit
+from kvseal.audit.probes.offline import Shown, look
 from kvseal.audit.prompts import filler
-from kvseal.audit.target import CannotAudit, Target, meet, survey
+from kvseal.audit.target import CannotAudit, Target, meet, read_metrics, survey
 
 PROBES: tuple[Probe, ...] = (limits.PROBE, leak.PROBE, reuse.PROBE, isolation.PROBE, aborts.PROBE, honesty.PROBE)
-NAMES = tuple(probe.name for probe in PROBES)
+NAMES = (*(probe.name for probe in PROBES), "offline")
 _DISCOVERY = Cost(24, 2_000)
 
 Progress = Callable[[str, float], None]
@@ -39,6 +41,7 @@ class AuditSettings:
     depth: Depth = Depth.NORMAL
     only: tuple[str, ...] = ()
     seed: int = 0
+    shown: Shown = field(default_factory=Shown)
 
     def probes(self) -> tuple[Probe, ...]:
         return tuple(probe for probe in PROBES if not self.only or probe.name in self.only)
@@ -64,10 +67,12 @@ async def audit(settings: AuditSettings, progress: Progress = no_progress) -> Re
             )
             report.target |= target.describe()
             await _run_probes(settings, scene, report, progress)
+            if not settings.only or "offline" in settings.only:
+                await _look_offline(settings, scene, report)
         except CannotAudit as error:
             report.stopped = client.redact(str(error))
         except BudgetSpent as error:
-            report.stopped = f"{error}; raise it with --budget"
+            report.stopped = report.stopped or f"{error}; raise it with --budget"
         report.requests, report.tokens, report.seconds = budget.requests, budget.tokens, budget.elapsed_s
     return report
 
@@ -99,6 +104,24 @@ async def _run_probes(settings: AuditSettings, scene: Scene, report: Report, pro
         report.target.setdefault("notes", "")
         report.target["notes"] = (report.target["notes"] + "; " + note).strip("; ")
     progress("done", 1.0)
+
+
+async def _look_offline(settings: AuditSettings, scene: Scene, report: Report) -> None:
+    """The offline probe, with the live server's own metrics and context where the operator gave none."""
+    shown = settings.shown
+    metrics = shown.metrics
+    if metrics is None and scene.target.metrics:
+        metrics = await read_metrics(scene.client) or None
+    if shown.anything() or metrics is not None:
+        context = shown.context_tokens or scene.target.context_tokens
+        report.results.append(look(Shown(shown.log, metrics, shown.packages, context, shown.notes), load()))
+
+
+def audit_offline(shown: Shown) -> Report:
+    """An audit that asks no server: only of what the operator shows."""
+    report = Report({}, {"probes": "offline"}, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
+    report.results.append(look(shown, load()))
+    return report
 
 
 async def _dead(scene: Scene) -> Finding | None:

@@ -1,6 +1,7 @@
 """What a server says about itself, before anything is tested: models, context, pool, engine, and what its answers hold.
 
-Owns discovery. Reads every place where servers of this kind state their limits. Never judges; a probe may find that what stands here is untrue.
+Owns discovery. Reads every place where servers of this kind state their limits. Never judges; a probe may find that what stands here is
+untrue.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Detection and false-alarm rates of the auditor against the stand-in: ``python -m tests.audit.rates --seeds 20 --out rates.jsonl``.
 
-Each switch is run with each seed and the probe that is due, at depth quick (more depth finds no less); each honest server, of many kinds, gets the whole audit. Prints the tables that
+Each switch is run with each seed and the probe that is due, at depth quick (more depth finds no less); each honest server, of many kinds,
+gets the whole audit. Prints the tables that
 stand in docs/audit.md. One line of JSON a run goes to ``--out``, so that a job can be stopped and taken up again.
 """
 

@@ -38,7 +38,7 @@ FAULTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "advertised-too-much": ("limits", ("limits.advertised-not-servable",)),
     "late-refusal": ("limits", ("limits.late-refusal",)),
     "slot-not-cleared": ("leak", ("leak.canary",)),
-    "stale-tail": ("leak", ("leak.changed-after-others", "leak.changed-beside-others")),
+    "stale-tail": ("leak", ("leak.unsteady-alone", "leak.changed-after-others", "leak.changed-beside-others")),
     "wrong-row": ("leak", ("leak.wrong-row", "leak.canary")),
     "stale-answer": ("leak", ("leak.wrong-row", "leak.canary")),
     "weak-key": ("leak", ("leak.canary", "leak.changed-beside-others", "leak.changed-after-others")),
@@ -177,7 +177,7 @@ class Standin:
 
     async def _route(self, http: Exchange) -> None:
         traits = self.traits
-        if self.fault == "dies" and self.count > 20:
+        if self.fault == "dies" and self.count > 14:
             http.slam()
             return
         if http.path == "/health":
@@ -302,7 +302,7 @@ class Standin:
         self.active.append(one)
         ghost = False
         try:
-            if self.stuck or (self.fault == "health-green-while-stuck" and self.count > 20):
+            if self.stuck or (self.fault == "health-green-while-stuck" and self.count > 14):
                 self.stuck = True
                 await http.gone.wait()
             await self._prefill(one, tenant)
@@ -402,7 +402,7 @@ class Standin:
         elif fault == "batch-garble" and len(others) >= 2 and chance.random() < 0.5:
             reading.taint(others[0].prompt)
         elif fault == "preempt-corrupt" and sum(len(x.prompt) + x.max_tokens for x in self.active) > self.traits.pool:
-            reading.taint(others[0].prompt)
+            reading.taint([others[0].prompt[0], "moved"])
         elif fault == "publish-before-write" and any(self.writing.get(key) for key in keys[:hits]):
             reading.taint(["unwritten"])
         elif fault == "stolen-page" and any(key in self.contents for key in keys):

@@ -1,6 +1,7 @@
 """A toy language model without weights: deterministic, copies what it has read, and every answer depends on every token that it read.
 
-The next token is the one that followed the last two tokens when they stood earlier in the context (so it recalls facts and continues lists);
+The next token is the one that followed the last two tokens when they stood earlier in the context (so it recalls facts and continues
+lists);
 where they did not, a word drawn by a hash over the whole context. Logprobs come from that hash, so a foreign, missing or misplaced token
 changes the numbers with certainty.
 """
@@ -13,7 +14,8 @@ import re
 from dataclasses import dataclass, field
 
 VOCABULARY = tuple(
-    f" {word}" for word in "so it was the and in of to for on with from by at as but or if then there here when while after".split()
+    f" {word}"
+    for word in "so it was the and in of to for on with from by at as but or if then there here when while after".split()  # noqa: SIM905
 )
 _PIECE = re.compile(r"\s*\w+|\s*[^\w\s]|\s+")
 

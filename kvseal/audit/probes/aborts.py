@@ -16,7 +16,7 @@ from kvseal.audit.probes.base import Cost, Depth, Probe, Scene, exhibit
 from kvseal.audit.prompts import filler
 from kvseal.audit.statistics import median
 from kvseal.audit.target import Target, read_metrics
-from kvseal.audit.wire import Answer, Ask, End
+from kvseal.audit.wire import Answer, End
 
 _NEIGHBOUR_TOKENS = 24
 _VICTIM_TOKENS = 96
@@ -177,7 +177,8 @@ async def _slots_come_back(scene: Scene, result: ProbeResult) -> None:
                 Grade.HONESTY,
                 Confidence.LIKELY,
                 "the server goes on generating for clients that hung up",
-                f"After {scene.concurrency} long requests hung up, a small one waited {waited:.2f} s in {len(blocked)} of 3 tries; idle it takes"
+                f"After {scene.concurrency} long requests hung up, a small one waited {waited:.2f} s in {len(blocked)}"
+                " of 3 tries; idle it takes"
                 f" {idle_s:.2f} s, and the long ones would have run for about {median([rest for _, rest, _ in blocked]):.2f} s.",
                 "Notice the disconnect within a step, also for queued requests.",
                 (exhibit(blocked[-1][2]),),
@@ -205,7 +206,8 @@ async def _pages_come_back(scene: Scene, result: ProbeResult, busy_before: float
                 Grade.LIMIT,
                 Confidence.LIKELY,
                 "what aborted requests held does not come back",
-                f"{time.monotonic() - began_s:.0f} s after the last request the server's metrics count {busy} busy requests (before: {busy_before})"
+                f"{time.monotonic() - began_s:.0f} s after the last request the server's metrics count {busy} busy"
+                f" requests (before: {busy_before})"
                 f" and {held} held KV (before: {held_before}). If nobody else uses the server, this memory is lost until it restarts.",
                 "Every way out of a request must release its pages exactly once.",
                 sources=("https://github.com/vllm-project/vllm/pull/41269",),

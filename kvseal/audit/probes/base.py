@@ -96,7 +96,8 @@ class Scene:
                         Grade.LEAK,
                         confidence,
                         "an answer holds text of somebody else's request",
-                        f"A canary planted by {hit.canary.owner} came back in the {hit.where} of a request that never held it: {hit.run} of its"
+                        f"A canary planted by {hit.canary.owner} came back in the {hit.where} of a request that never"
+                        f" held it: {hit.run} of its"
                         f" words in a row. Chance alone would do this in at most {hit.chance:.1g} of audits.",
                         "Take the server out of use for more than one tenant until its KV cache reuse is fixed; see the advisories.",
                         (exhibit(answer, f"canary of {hit.canary.owner}: {hit.canary.text}; seen: {hit.excerpt}"),),

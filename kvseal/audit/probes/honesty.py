@@ -1,6 +1,7 @@
 """Failure honesty: what fails says so, with a status, a body, and no pretence.
 
-Sends malformed requests (each must be a 4xx with a readable body), a burst as large as allowed (answers, or 429/503 with Retry-After, never a
+Sends malformed requests (each must be a 4xx with a readable body), a burst as large as allowed (answers, or 429/503 with Retry-After,
+never a
 hang), watches health meanwhile, and at the end looks through every answer of the whole audit for silent failures: streams without an end,
 ids used twice, more tokens than asked for, finish reasons that are failures, 200 with an error inside.
 """

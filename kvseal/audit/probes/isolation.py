@@ -116,7 +116,8 @@ def _judge(scene: Scene, result: ProbeResult, who: str, rule: str, cold: _Times,
                 Confidence.PROVEN,
                 f"the prefix cache is shared between {who}",
                 f"The server's own usage figures say so: in {len(seen)} of {len(stranger.cached)} tries the stranger was told of up to"
-                f" {max(seen)} cached tokens of a prefix that only the owner had sent (fresh prefixes: at most {max(fresh.cached, default=0)}).",
+                f" {max(seen)} cached tokens of a prefix that only the owner had sent (fresh prefixes: at most"
+                f" {max(fresh.cached, default=0)}).",
                 remedy,
                 (exhibit(next(a for a in stranger.answers if a.cached_tokens == max(seen)), "stranger on the owner's prefix"),),
                 _SOURCES,
@@ -133,7 +134,8 @@ def _judge(scene: Scene, result: ProbeResult, who: str, rule: str, cold: _Times,
                 Grade.NOT_ISOLATED,
                 Confidence.PROVEN if control.p < _ALPHA_A_LOOK else Confidence.LIKELY,
                 f"the prefix cache is shared between {who}: the time to the first token tells",
-                f"A stranger's first token on the owner's prefix took {1e3 * median(stranger.seconds):.1f} ms, on a fresh prefix of the same length"
+                f"A stranger's first token on the owner's prefix took {1e3 * median(stranger.seconds):.1f} ms, on a"
+                " fresh prefix of the same length"
                 f" {1e3 * median(fresh.seconds):.1f} ms (medians of {len(stranger.seconds)}; one-sided rank test p = {test.p:.1g}).",
                 remedy,
                 (exhibit(stranger.answers[0], "stranger on the owner's prefix"), exhibit(fresh.answers[0], "stranger on a fresh prefix")),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kvseal.audit.compare import Difference, Kind, compare, largest_move
+from kvseal.audit.compare import LEAST_MOVE, Difference, Kind, compare, largest_move
 from kvseal.audit.findings import Confidence, Finding, Grade, ProbeResult
 from kvseal.audit.probes.base import Cost, Depth, Probe, Scene, exhibit
 from kvseal.audit.prompts import filler
@@ -34,7 +34,7 @@ _CUES = (
 def cost(target: Target, depth: Depth, concurrency: int) -> Cost:
     rounds, sessions = _rounds(depth), _sessions(concurrency)
     known = len(_CUES) + concurrency
-    requests = 2 * known + rounds * (2 * sessions + 2 * known + 6)
+    requests = 3 * known + rounds * (2 * sessions + 2 * known + 6)
     return Cost(
         requests, rounds * 2 * sessions * (_plant_words(target, concurrency) + 40 + _OUTPUT_TOKENS) + requests * (100 + _OUTPUT_TOKENS)
     )
@@ -57,11 +57,14 @@ def _plant_words(target: Target, concurrency: int) -> int:
 
 @dataclass(slots=True)
 class _Known:
-    """A prompt and its answer on the quiet server. `steady` is False when the server itself does not repeat it alone."""
+    """A prompt and its answer on the quiet server. `steady` is False when the server itself does not repeat it alone; `moved` then says by
+    how much the logprobs of one and the same position differ (None: nobody knows)."""
 
     ask: Ask
     alone: Answer
+    again: Answer
     steady: bool = True
+    moved: float | None = None
 
 
 async def run(scene: Scene, result: ProbeResult) -> None:
@@ -69,16 +72,17 @@ async def run(scene: Scene, result: ProbeResult) -> None:
     if not known:
         result.unproven.append("no small prompt was answered twice on the quiet server, so nothing could be compared")
         return
-    heard = 0
+    _judge_unsteady(result, known)
+    heard = compared = 0
     for _ in range(_rounds(scene.depth)):
         asks, answers = await _crowd(scene, known)
         heard += len(answers)
         scene.listen(answers, result)
-        _judge(scene, result, known, asks, answers, beside=True)
+        compared += _judge(scene, result, known, asks, answers, beside=True)
         after, late = await _afterwards(scene, known)
         heard += len(late)
         scene.listen(late, result)
-        _judge(scene, result, known, after, late, beside=False)
+        compared += _judge(scene, result, known, after, late, beside=False)
         if any(finding.grade is Grade.LEAK for finding in result.findings):
             break
     if not result.findings:
@@ -86,7 +90,10 @@ async def run(scene: Scene, result: ProbeResult) -> None:
             f"{heard} answers beside and after {len(scene.aviary.canaries)} planted canaries held none of them (a leak in more than"
             f" {100 * zero_upper_bound(heard):.1f} % of such answers would have shown, 95 % sure)"
         )
-        result.proved.append(f"greedy answers beside and after others were those of the quiet server (noise floor {scene.floor:.3g} nats)")
+        if compared:
+            result.proved.append(
+                f"{compared} greedy answers beside and after others were those of the quiet server (noise floor {scene.floor:.3g} nats)"
+            )
     if not scene.target.logprobs.get(scene.target.plain):
         result.unproven.append("the server gives no logprobs, so a foreign token that was likely but not chosen could not be seen")
     unsteady = sum(not one.steady for one in known)
@@ -112,7 +119,11 @@ async def known_answers(scene: Scene, result: ProbeResult, cues: tuple[str, ...]
             continue
         scene.alone_s = max(scene.alone_s, first.total_s)
         difference = compare(first, second)
-        known.append(_Known(ask, first, difference.kind in (Kind.SAME, Kind.NUMERICS)))
+        if difference.kind is Kind.DIFFERENT:  # Perhaps only the first one is odd (cold): the reuse probe looks into that.
+            first, second = second, await scene.client.ask(ask)
+            difference = compare(first, second) if second.ok else difference
+        steady = difference.kind in (Kind.SAME, Kind.NUMERICS)
+        known.append(_Known(ask, first, second, steady, None if steady else largest_move(first, second)))
         if (move := largest_move(first, second)) is not None and difference.kind is not Kind.DIFFERENT:
             scene.floor = max(scene.floor, move)
     return known
@@ -140,7 +151,7 @@ def _plant(scene: Scene, number: int, stream: bool = False) -> Ask:
 
 
 async def _afterwards(scene: Scene, known: list[_Known]) -> tuple[list[Ask], list[Answer]]:
-    """One after the other: a long prompt of A, then a tiny one of B in what may be the same slot; A aborted and B at once; A over the limit."""
+    """One after the other: long prompt of A, then a tiny one of B in what may be the same slot; A aborted, B at once; A over the limit."""
     asks: list[Ask] = []
     answers: list[Answer] = []
     for index, one in enumerate(known):
@@ -161,8 +172,8 @@ async def _afterwards(scene: Scene, known: list[_Known]) -> tuple[list[Ask], lis
     return asks, answers
 
 
-def _judge(scene: Scene, result: ProbeResult, known: list[_Known], asks: list[Ask], answers: list[Answer], *, beside: bool) -> None:
-    """Each known prompt must have got its own answer."""
+def _judge(scene: Scene, result: ProbeResult, known: list[_Known], asks: list[Ask], answers: list[Answer], *, beside: bool) -> int:
+    """Each known prompt must have got its own answer; returns how many were compared."""
     own = {(one.ask.prompt, one.ask.chat): one for one in known}
     compared: list[tuple[Answer, _Known, Difference]] = []
     for ask, answer in zip(asks, answers, strict=True):
@@ -183,7 +194,8 @@ def _judge(scene: Scene, result: ProbeResult, known: list[_Known], asks: list[As
                 Grade.CORRUPTION,
                 Confidence.PROVEN if scene.floor < 0.02 and len(broken) > 1 else Confidence.LIKELY,
                 f"an answer depends on what was asked {when} it",
-                f"{len(broken)} of {len(compared)} known prompts got another answer {when} other people's requests than on the quiet server:"
+                f"{len(broken)} of {len(compared)} known prompts got another answer {when} other people's requests than"
+                " on the quiet server:"
                 f" {difference} (noise floor {scene.floor:.3g} nats). Batch numerics do not do this; foreign, missing or stale KV does.",
                 "Look for reuse before clearing, wrong row, missing fences.",
                 (exhibit(one.alone, "on the quiet server"), exhibit(answer, f"{when} others")),
@@ -201,6 +213,29 @@ def _judge(scene: Scene, result: ProbeResult, known: list[_Known], asks: list[As
                 f"{len(unknown)} of {len(compared)} known prompts got another text than on the quiet server.",
                 "Audit again with logprobs enabled.",
                 (exhibit(one.alone, "on the quiet server"), exhibit(answer)),
+            )
+        )
+    return len(compared)
+
+
+def _judge_unsteady(result: ProbeResult, known: list[_Known]) -> None:
+    """A quiet server that gives other logprobs for one prompt each time reads something besides the prompt. (Mere sampling does not: the
+    token differs then, but what each token was worth does not.)"""
+    moved = [one for one in known if not one.steady and one.moved is not None and one.moved > 2 * LEAST_MOVE]
+    if len(moved) > 1 and 2 * len(moved) >= len(known):
+        worst = max(moved, key=lambda one: one.moved or 0.0)
+        result.find(
+            Finding(
+                "leak.unsteady-alone",
+                Grade.CORRUPTION,
+                Confidence.LIKELY,
+                "the quiet server does not repeat its own answers",
+                f"{len(moved)} of {len(known)} greedy prompts, asked three times with nothing else running, got"
+                " logprobs that differ by up to"
+                f" {worst.moved:.3g} nats at one and the same position. Something besides the prompt goes into the answer.",
+                "Look for stale cache contents that are read past the end of a sequence.",
+                (exhibit(worst.alone, "once"), exhibit(worst.again, "again")),
+                ("https://github.com/waybarrios/vllm-mlx/pull/385",),
             )
         )
 

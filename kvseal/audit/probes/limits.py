@@ -2,8 +2,8 @@
 
 Sends prompts just under, at, just over and far over the limit, between pool and context, as streams and not, to both endpoints. Expected is
 an answer or a 4xx that names the limit. Silent truncation is found three ways: a prompt count that is too small, a planted fact that
-cannot be recalled, and an answer whose logprobs do not move when a far part of the prompt changes. The last needs no clever model: bits that
-do not depend on a part of the prompt were computed without it.
+cannot be recalled, and an answer whose logprobs do not move when a far part of the prompt changes. The last needs no clever model: bits
+that do not depend on a part of the prompt were computed without it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from kvseal.audit.compare import largest_move
 from kvseal.audit.findings import Confidence, Finding, Grade, ProbeResult
-from kvseal.audit.prompts import filler
 from kvseal.audit.probes.base import Cost, Depth, Probe, Scene, exhibit, hung
+from kvseal.audit.prompts import filler
 from kvseal.audit.target import Target, numbers_in
 from kvseal.audit.wire import Answer, Ask, End
 
@@ -83,7 +83,7 @@ async def _learn_limit(scene: Scene, result: ProbeResult) -> None:
 
 
 async def _inside(scene: Scene, result: ProbeResult, limit: int) -> bool:
-    """Prompt plus output of limit-1 and of exactly limit must work; the count must be what was sent. False: the counts cannot be trusted."""
+    """Prompt plus output of limit-1 and of exactly limit must work, and be counted as sent. False: the counts cannot be trusted."""
     good = True
     served = 0
     for chat in scene.target.kinds:
@@ -121,7 +121,8 @@ async def _between(scene: Scene, result: ProbeResult, limit: int) -> None:
             Grade.LIMIT,
             Confidence.PROVEN,
             "the advertised context is larger than the KV pool",
-            f"{scene.target.said_by} promises {limit} tokens; {scene.target.pool_said_by} says that the pool holds {pool}. No request of the"
+            f"{scene.target.said_by} promises {limit} tokens; {scene.target.pool_said_by} says that the pool holds"
+            f" {pool}. No request of the"
             " promised length can ever be computed.",
             "Lower the context (or enlarge the pool) until the pool holds one request of the advertised length.",
             sources=("https://github.com/sgl-project/sglang/issues/30233", "https://github.com/vllm-project/vllm/issues/39734"),
@@ -174,7 +175,8 @@ def _judge_failure(scene: Scene, result: ProbeResult, answer: Answer, limit: int
                 Grade.HANG,
                 Confidence.LIKELY,
                 f"a prompt {where} the limit is never answered",
-                f"{tokens} prompt tokens against a limit of {limit}: nothing came within {scene.client.settings.timeout_s:g} s (a small prompt"
+                f"{tokens} prompt tokens against a limit of {limit}: nothing came within"
+                f" {scene.client.settings.timeout_s:g} s (a small prompt"
                 f" takes {scene.alone_s:.2f} s).",
                 "Refuse at admission what can never fit; a request must not wait for room that cannot come.",
                 (exhibit(answer),),
@@ -188,7 +190,8 @@ def _judge_failure(scene: Scene, result: ProbeResult, answer: Answer, limit: int
                 Grade.LIMIT,
                 Confidence.PROVEN,
                 f"a prompt {where} the limit gives {answer.status}",
-                f"{tokens} prompt tokens against a limit of {limit} gave {answer.status}. Clients and routers retry a 5xx; a limit is a 4xx.",
+                f"{tokens} prompt tokens against a limit of {limit} gave {answer.status}. Clients and routers retry a"
+                " 5xx; a limit is a 4xx.",
                 "Answer 400 with both numbers.",
                 (exhibit(answer),),
                 ("https://github.com/ikawrakow/ik_llama.cpp/pull/2420",),
@@ -290,7 +293,8 @@ def _found_accepted(scene: Scene, result: ProbeResult, answer: Answer, tokens: i
                 Grade.LIMIT,
                 Confidence.PROVEN,
                 "an oversize prompt gets status 200 and no text",
-                f"{tokens} prompt tokens against a limit of {limit} ({what}): status 200, finish_reason {answer.finish_reason!r}, nothing generated.",
+                f"{tokens} prompt tokens against a limit of {limit} ({what}): status 200, finish_reason"
+                f" {answer.finish_reason!r}, nothing generated.",
                 "A request that was not computed is an error, not an empty answer.",
                 (exhibit(answer),),
                 ("https://github.com/sgl-project/sglang/issues/33507",),
@@ -344,9 +348,11 @@ async def _whole_prompt_is_read(scene: Scene, result: ProbeResult, limit: int) -
                 Grade.LIMIT,
                 Confidence.PROVEN if floor == 0.0 else Confidence.LIKELY,
                 "part of a prompt is not read",
-                f"A prompt of {tokens} tokens (limit {limit}) was changed at its start, middle and end. Largest change of a logprob, in nats:"
+                f"A prompt of {tokens} tokens (limit {limit}) was changed at its start, middle and end. Largest change"
+                " of a logprob, in nats:"
                 f" {moved}; noise of this server {floor:.3g}. With {_CONTROL_TOKENS} tokens each change moved the answer by"
-                f" {min(control.moves.values()):.3g} or more. The {' and the '.join(unread)} took no part in the answer, yet usage counts the whole.",
+                f" {min(control.moves.values()):.3g} or more. The {' and the '.join(unread)} took no part in the"
+                " answer, yet usage counts the whole.",
                 "Refuse with a 4xx what does not fit.",
                 tuple(exhibit(answer) for answer in far.answers[:2]),
                 ("https://github.com/ollama/ollama/issues/3839", "https://github.com/ollama/ollama/issues/17427"),

@@ -1,7 +1,7 @@
 """Reuse equals recompute: a prompt answered from the prefix cache gets the answer that it got when it was computed.
 
-Asks the same greedy prompts cold, warm, warm again, with another ending, and warm under load, at lengths around the usual page sizes (a full
-hit must still recompute one token: off by one shows there). Compares tokens and logprobs with a noise floor measured on this server.
+Asks the same greedy prompts cold, warm, warm again, with another ending, and warm under load, at lengths around the usual page sizes (a
+full hit must still recompute one token: off by one shows there). Compares tokens and logprobs with a noise floor measured on this server.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ async def _under_load(scene: Scene, cases: list[_Case]) -> None:
 
 
 async def _twins(scene: Scene, result: ProbeResult) -> None:
-    """Two requests with one fresh prefix at the same moment, and once more when all is quiet: a page must not be shared before it is written."""
+    """Requests with one fresh prefix at the same moment, then each alone: a page must not be shared before it is written."""
     pairs: list[tuple[Answer, Answer, Difference]] = []
     for _ in range(4 * int(scene.depth)):
         size = max(32, min(300, min((*scene.target.limits(), 1 << 30)) // 2))
@@ -194,7 +194,8 @@ def _judge_pairs(scene: Scene, result: ProbeResult, rule: str, title: str, pairs
                 Grade.CORRUPTION,
                 Confidence.PROVEN if len(broken) > 1 and scene.floor < 0.02 else Confidence.LIKELY,
                 title,
-                f"{len(broken)} of {len(pairs)} answers differ beyond numerics; the first: {difference} (noise floor {scene.floor:.3g} nats).",
+                f"{len(broken)} of {len(pairs)} answers differ beyond numerics; the first: {difference} (noise floor"
+                f" {scene.floor:.3g} nats).",
                 "Compare the cache's contents with a recompute; look at page edges, positions, quantisation of reused pages.",
                 (exhibit(reference, "the first answer"), exhibit(answer, "the later answer")),
                 ("https://github.com/NVIDIA/TensorRT-LLM/issues/2699", "https://github.com/ggml-org/llama.cpp/pull/23970"),

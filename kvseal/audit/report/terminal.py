@@ -62,7 +62,7 @@ def _wrap(text: str, indent: str) -> list[str]:
 def _summary(report: Report) -> list[str]:
     used = f"{report.requests} requests, {report.tokens} tokens, {report.seconds:.0f} s"
     if report.stopped:
-        return _wrap(f"Could not audit: {report.stopped}", "") + [f"({used})"]
+        return [*_wrap(f"Could not audit: {report.stopped}", ""), f"({used})"]
     found = report.findings
     if found:
         return [

@@ -1,0 +1,56 @@
+"""The report as JUnit XML: one suite, one test case a probe, so that a CI job shows and counts it like any other test."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree as Tree
+
+from kvseal.audit.findings import ProbeResult, Report, Verdict
+
+
+def render(report: Report) -> str:
+    """XML text with its declaration. Findings are failures; what could not be proved is said in ``system-out``."""
+    results = report.results
+    failed = sum(result.verdict is Verdict.FOUND for result in results)
+    skipped = sum(result.verdict in (Verdict.SKIPPED, Verdict.UNPROVEN) for result in results)
+    counts = {
+        "tests": str(max(1, len(results))),
+        "failures": str(failed),
+        "skipped": str(skipped),
+        "errors": str(int(bool(report.stopped))),
+    }
+    root = Tree.Element("testsuites", {"name": "kvseal audit", **counts, "time": f"{report.seconds:.3f}"})
+    suite = Tree.SubElement(
+        root, "testsuite", {"name": _clean(report.target.get("address", "offline")), **counts, "time": f"{report.seconds:.3f}"}
+    )
+    suite.set("timestamp", report.started_utc.rstrip("Z"))
+    for result in results:
+        _case(suite, result)
+    if report.stopped:
+        case = Tree.SubElement(suite, "testcase", {"classname": "kvseal.audit", "name": "audit", "time": f"{report.seconds:.3f}"})
+        Tree.SubElement(case, "error", {"message": _clean(report.stopped)})
+    Tree.indent(root)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + Tree.tostring(root, encoding="unicode") + "\n"
+
+
+def _case(suite: Tree.Element, result: ProbeResult) -> None:
+    case = Tree.SubElement(suite, "testcase", {"classname": "kvseal.audit", "name": result.probe, "time": f"{result.seconds:.3f}"})
+    for finding in result.findings:
+        failure = Tree.SubElement(
+            case, "failure", {"type": finding.rule, "message": _clean(f"{finding.title} ({finding.grade}, {finding.confidence})")}
+        )
+        shown = [f"evidence: {exhibit.request} -> {exhibit.came_back}" for exhibit in finding.exhibits]
+        failure.text = _clean("\n".join([finding.proof, *shown, f"remedy: {finding.remedy}", *finding.sources]))
+    if result.verdict is Verdict.SKIPPED:
+        Tree.SubElement(case, "skipped", {"message": _clean(result.skipped)})
+    elif result.verdict is Verdict.UNPROVEN:
+        Tree.SubElement(case, "skipped", {"message": _clean("; ".join(result.unproven) or "nothing could be proved")})
+    lines = [f"proved: {text}" for text in result.proved] + [f"not proved: {text}" for text in result.unproven]
+    if lines:
+        Tree.SubElement(case, "system-out").text = _clean("\n".join(lines))
+
+
+def _clean(text: str) -> str:
+    """Without the characters that XML 1.0 cannot hold: a stranger's answer may have any."""
+    return "".join(
+        char for char in text if char in "\t\n\r" or 0x20 <= ord(char) <= 0xD7FF or 0xE000 <= ord(char) <= 0xFFFD or ord(char) > 0xFFFF
+    )

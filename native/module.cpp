@@ -1,7 +1,7 @@
 // The Python face of the native part: kvseal._native.
 //
 // Owns argument checks and lifetimes; computes nothing. Every array is checked for type, order and shape before a pointer leaves here;
-// what does not fit raises ValueError. The GIL is released while kernels run.
+// what does not fit raises ValueError or TypeError; an array that is written is never converted. The GIL is released while kernels run.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -394,7 +394,7 @@ NB_MODULE(_native, m) {
         Seal seal{};
         kvseal::advance(&seal, {nonce, {scope_low, scope_high}, format, ordinal, layer}, 0, filled);
         return nb::bytes(reinterpret_cast<const char*>(&seal), sizeof seal);
-    });
+    }, nb::arg("nonce"), nb::arg("scope_low"), nb::arg("scope_high"), nb::arg("format"), nb::arg("ordinal"), nb::arg("layer"), nb::arg("filled"));
     m.def("instruction_set", [](const std::string& isa) { return std::string(kernels_of(isa).name); }, nb::arg("isa") = "auto");
 
     nb::class_<Arena>(m, "Arena")
@@ -429,7 +429,7 @@ NB_MODULE(_native, m) {
         const int64_t columns = static_cast<int64_t>(out.shape(1)), row_bytes = source_row_bytes(source, columns);
         require(static_cast<int64_t>(raw.size()) == row_bytes * static_cast<int64_t>(out.shape(0)), "raw bytes do not match out");
         for (int64_t r = 0; r < static_cast<int64_t>(out.shape(0)); ++r) dequantise_row(source, raw.data() + r * row_bytes, columns, out.data() + r * columns);
-    }, nb::arg("raw"), nb::arg("type"), nb::arg("out"));
+    }, nb::arg("raw"), nb::arg("type"), nb::arg("out").noconvert());
 
     nb::class_<ModelNumbers>(m, "ModelNumbers")
         .def(nb::init<>())
@@ -472,37 +472,37 @@ NB_MODULE(_native, m) {
              nb::arg("lm_head"), nb::arg("embedding"), nb::arg("embedding_type"), nb::arg("embedding_order") = nb::none(), nb::arg("threads") = 1,
              nb::arg("isa") = "auto")
         .def("forward", &forward, nb::kw_only(), nb::arg("tokens"), nb::arg("row_offsets"), nb::arg("start_positions"), nb::arg("tables"), nb::arg("scopes"),
-             nb::arg("hidden_counts"), nb::arg("ledger_nonces"), nb::arg("hidden"))
-        .def("logits", &logits, nb::arg("hidden"), nb::arg("out"))
-        .def("seal_digests", &seal_digests, nb::arg("pages"), nb::arg("folds"))
+             nb::arg("hidden_counts"), nb::arg("ledger_nonces"), nb::arg("hidden").noconvert())
+        .def("logits", &logits, nb::arg("hidden"), nb::arg("out").noconvert())
+        .def("seal_digests", &seal_digests, nb::arg("pages"), nb::arg("folds").noconvert())
         .def_prop_ro("instruction_set", [](const NativeDecoder& d) { return std::string(d.get().kernels().name); })
         .def_prop_ro("threads", [](const NativeDecoder& d) { return d.get().threads(); });
 
-    m.def("linear", &linear_kernel, nb::arg("packed"), nb::arg("x"), nb::arg("out"), nb::arg("bias") = nb::none(), nb::arg("isa") = "auto");
+    m.def("linear", &linear_kernel, nb::arg("packed"), nb::arg("x"), nb::arg("out").noconvert(), nb::arg("bias") = nb::none(), nb::arg("isa") = "auto");
     m.def("rms_norm", [](In<float, 2> x, In<float, 1> weight, float eps, InOut<float, 2> out, const std::string& isa) {
         require(weight.size() == x.shape(1) && out.shape(0) == x.shape(0) && out.shape(1) == x.shape(1), "weight or out have the wrong shape");
         for (size_t i = 0; i < x.shape(0); ++i)
             kernels_of(isa).rms_norm(x.data() + i * x.shape(1), weight.data(), static_cast<int>(x.shape(1)), eps, out.data() + i * x.shape(1));
-    }, nb::arg("x"), nb::arg("weight"), nb::arg("eps"), nb::arg("out"), nb::arg("isa") = "auto");
+    }, nb::arg("x"), nb::arg("weight"), nb::arg("eps"), nb::arg("out").noconvert(), nb::arg("isa") = "auto");
     m.def("rope", [](InOut<float, 3> x, In<float, 2> cosines, In<float, 2> sines, const std::string& isa) {
         const size_t half = cosines.shape(1);
         require(cosines.shape(0) == x.shape(0) && sines.shape(0) == x.shape(0) && sines.shape(1) == half && 2 * half <= x.shape(2), "cosines or sines have the wrong shape");
         for (size_t t = 0; t < x.shape(0); ++t)
             kernels_of(isa).rope(x.data() + t * x.shape(1) * x.shape(2), static_cast<int>(x.shape(1)), static_cast<int>(x.shape(2)), static_cast<int>(half),
                                  cosines.data() + t * half, sines.data() + t * half);
-    }, nb::arg("x"), nb::arg("cosines"), nb::arg("sines"), nb::arg("isa") = "auto");
+    }, nb::arg("x").noconvert(), nb::arg("cosines"), nb::arg("sines"), nb::arg("isa") = "auto");
     m.def("silu_multiply", [](In<float, 1> gate, In<float, 1> up, InOut<float, 1> out, const std::string& isa) {
         require(up.size() == gate.size() && out.size() == gate.size(), "gate, up and out must have one length");
         kernels_of(isa).silu_multiply(gate.data(), up.data(), static_cast<int>(gate.size()), out.data());
-    }, nb::arg("gate"), nb::arg("up"), nb::arg("out"), nb::arg("isa") = "auto");
+    }, nb::arg("gate"), nb::arg("up"), nb::arg("out").noconvert(), nb::arg("isa") = "auto");
     m.def("exponential", [](In<float, 1> x, InOut<float, 1> out, const std::string& isa) {
         require(out.size() == x.size(), "x and out must have one length");
         kernels_of(isa).exponential(x.data(), static_cast<int>(x.size()), out.data());
-    }, nb::arg("x"), nb::arg("out"), nb::arg("isa") = "auto");
+    }, nb::arg("x"), nb::arg("out").noconvert(), nb::arg("isa") = "auto");
     m.def("append", &append_kernel, nb::kw_only(), nb::arg("arena"), nb::arg("layout"), nb::arg("layer"), nb::arg("row_offsets"), nb::arg("start_positions"),
           nb::arg("tables"), nb::arg("scopes"), nb::arg("ledger_nonces"), nb::arg("k"), nb::arg("v"), nb::arg("isa") = "auto");
     m.def("attend", &attend_kernel, nb::kw_only(), nb::arg("arena"), nb::arg("layout"), nb::arg("layer"), nb::arg("row_offsets"), nb::arg("start_positions"),
-          nb::arg("tables"), nb::arg("scopes"), nb::arg("q"), nb::arg("out"), nb::arg("scale"), nb::arg("window") = 0, nb::arg("by_partition") = false,
+          nb::arg("tables"), nb::arg("scopes"), nb::arg("q"), nb::arg("out").noconvert(), nb::arg("scale"), nb::arg("window") = 0, nb::arg("by_partition") = false,
           nb::arg("isa") = "auto");
     m.def("digest", [](In<uint8_t, 1> data, uint64_t seed) {
         require(data.size() % 64 == 0, "digests are taken of whole 64-byte lines");

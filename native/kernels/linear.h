@@ -61,14 +61,15 @@ static inline void strip(const Linear& w, const Inputs& in, int token, int begin
 template <PackFormat FORMAT>
 static void linear_of(const Linear& w, const Inputs& in, int token_begin, int token_end, int begin, int end, const Outputs& to) {
     constexpr bool QUANT = FORMAT >= PACK_Q8;
-    constexpr int FEW = QUANT ? 2 : 4;   // row blocks at once for a single token: independent chains hide latency
-    constexpr int MANY = QUANT ? 1 : 2;  // for four tokens
+    constexpr int ONE = QUANT ? 2 : 4;   // row blocks at once for a single token: independent chains hide latency
+    constexpr int FEW = 2;               // for two or three tokens
+    constexpr int MANY = QUANT ? 1 : 2;  // for four tokens: as much as the registers hold
     int t = token_begin;
     for (; t + 4 <= token_end; t += 4) strip<FORMAT, MANY, 4>(w, in, t, begin, end, to);
     switch (token_end - t) {
-        case 3: strip<FORMAT, MANY, 3>(w, in, t, begin, end, to); break;
-        case 2: strip<FORMAT, MANY, 2>(w, in, t, begin, end, to); break;
-        case 1: strip<FORMAT, FEW, 1>(w, in, t, begin, end, to); break;
+        case 3: strip<FORMAT, FEW, 3>(w, in, t, begin, end, to); break;
+        case 2: strip<FORMAT, FEW, 2>(w, in, t, begin, end, to); break;
+        case 1: strip<FORMAT, ONE, 1>(w, in, t, begin, end, to); break;
         default: break;
     }
 }

@@ -151,11 +151,9 @@ static void quantise(const float* x, int n, int8_t* quants, float* scales, float
         const float scale = top / 127.0f;
         const f8 inverse = splat(top > 0.0f ? 127.0f / top : 0.0f);
         int8_t* q = quants + begin;
-        int32_t sum = 0;
         for (int i = 0; i < 4; ++i) round_to_int8(q + 8 * i, v[i] * inverse);
-        for (int i = 0; i < GROUP; ++i) sum += q[i];
         scales[g] = scale;
-        scaled_sums[g] = scale * static_cast<float>(sum);
+        scaled_sums[g] = scale * static_cast<float>(sum_int8_32(q));
     }
 }
 

@@ -40,6 +40,18 @@ static inline void round_to_int8(int8_t* p, f8 v) {
     _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(half, half));
 }
 static inline f8 abs8(f8 v) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), v); }
+static inline float maximum8(f8 v) {
+    __m128 top = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    top = _mm_max_ps(top, _mm_movehl_ps(top, top));
+    return _mm_cvtss_f32(_mm_max_ss(top, _mm_movehdup_ps(top)));
+}
+static inline int32_t sum_int8_32(const int8_t* p) {
+    const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    const __m256i wide = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes), _mm256_set1_epi16(1));
+    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
+    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4E));
+    return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xB1)));
+}
 // Each vector's lanes summed as ((0+1)+(2+3)) + ((4+5)+(6+7)).
 static inline void sum4(f8 a, f8 b, f8 c, f8 d, float* out) {
     const f8 t = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
@@ -133,6 +145,16 @@ static inline void round_to_int8(int8_t* p, f8 v) {  // nearest, ties to even, b
     for (int i = 0; i < 8; ++i) p[i] = static_cast<int8_t>(n[i]);
 }
 static inline f8 abs8(f8 v) { return (f8)((i8x)v & 0x7FFFFFFF); }
+static inline float maximum8(f8 v) {
+    float top = v[0];
+    for (int i = 1; i < 8; ++i) top = v[i] > top ? v[i] : top;
+    return top;
+}
+static inline int32_t sum_int8_32(const int8_t* p) {
+    int32_t sum = 0;
+    for (int i = 0; i < 32; ++i) sum += p[i];
+    return sum;
+}
 static inline float sum_lanes(f8 v) { return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7])); }
 static inline void sum4(f8 a, f8 b, f8 c, f8 d, float* out) {
     out[0] = sum_lanes(a);
@@ -147,14 +169,6 @@ static inline float sum8(f8 v) {
     sum4(v, v, v, v, out);
     return out[0];
 }
-static inline float maximum8(f8 v) {
-    float lane[8];
-    store8(lane, v);
-    float top = lane[0];
-    for (int i = 1; i < 8; ++i) top = lane[i] > top ? lane[i] : top;
-    return top;
-}
-
 // e^x, lane by lane: x = n ln 2 + r, |r| <= ln 2 / 2, a polynomial of degree 6 in r (coefficients of Cephes' expf, S. Moshier).
 // Within 2 units in the last place over [-87.3, 88.3]; 0 below, clamped above. The same bits wherever it is used.
 static inline f8 exp8(f8 x) {

@@ -6,6 +6,7 @@ change what a token was worth by far more than it does on prompts that reuse not
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -59,9 +60,8 @@ def compare(reference: Answer, other: Answer, floor: float = 0.0) -> Difference:
         kind = Kind.SAME if exact else (Kind.NUMERICS if move <= allowed else Kind.DIFFERENT)
         return Difference(kind, move=move, exact=exact)
     if shared == min(len(tokens), len(others)):  # One ended earlier: an end is a token that is not listed.
-        gap = max(0.0, -(reference if len(tokens) > len(others) else other).steps[shared].logprob)
-        late = Difference(Kind.DIFFERENT if move > allowed else Kind.NUMERICS, shared, move, 0.0)
-        return late if gap > 0.05 else Difference(Kind.DIFFERENT, shared, move, gap)
+        gap = _end_gap(reference if len(tokens) > len(others) else other, shared)
+        return Difference(Kind.DIFFERENT if move > allowed or gap > 2 * allowed else Kind.NUMERICS, shared, move, gap)
     gap = max(_gap(reference, others[shared], shared), _gap(other, tokens[shared], shared))
     different = move > allowed or gap > 2 * allowed
     return Difference(Kind.DIFFERENT if different else Kind.NUMERICS, shared, move, gap)
@@ -95,6 +95,13 @@ def _gap(answer: Answer, token: str, index: int) -> float:
     if len(odds) >= 2:
         return max(0.0, step.logprob - min(odds.values()))
     return max(0.0, step.logprob + 0.7) if step.logprob > -0.7 else 0.0  # Without alternatives: only a confident choice says anything.
+
+
+def _end_gap(answer: Answer, index: int) -> float:
+    """How much less likely an end was at `index` than the token that `answer` went on with, at least: all else together had the rest."""
+    chosen = answer.steps[index].logprob
+    rest = -math.expm1(min(-1e-12, chosen))  # 1 - exp(chosen)
+    return max(0.0, chosen - math.log(max(1e-12, rest)))
 
 
 def _common(a: list[str], b: list[str]) -> int:

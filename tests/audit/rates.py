@@ -54,8 +54,8 @@ def honest_traits(seed: int) -> Traits:
     return Traits.drawn(seed)
 
 
-def _jobs(seeds: int, honest: int) -> Iterator[tuple[str, int]]:
-    for seed in range(1, max(seeds, honest) + 1):
+def _jobs(seeds: int, honest: int, first: int = 1) -> Iterator[tuple[str, int]]:
+    for seed in range(first, max(seeds, honest) + 1):
         if seed <= honest:
             yield "", seed
         if seed <= seeds:
@@ -63,10 +63,10 @@ def _jobs(seeds: int, honest: int) -> Iterator[tuple[str, int]]:
                 yield fault, seed
 
 
-def _run_missing(path: Path, seeds: int, honest: int) -> list[dict[str, Any]]:
+def _run_missing(path: Path, seeds: int, honest: int, first: int = 1) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     have = {(row["fault"], row["seed"]) for row in rows}
-    for fault, seed in _jobs(seeds, honest):
+    for fault, seed in _jobs(seeds, honest, first):
         if (fault, seed) in have:
             continue
         if fault:
@@ -113,9 +113,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--honest", type=int, default=60)
+    parser.add_argument("--first", type=int, default=1, help="begin with this seed, to share the work among processes")
     parser.add_argument("--out", type=Path, default=Path("audit-rates.jsonl"))
     options = parser.parse_args()
-    print(table(_run_missing(options.out, options.seeds, options.honest)))
+    print(table(_run_missing(options.out, options.seeds, options.honest, options.first)))
 
 
 if __name__ == "__main__":

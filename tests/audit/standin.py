@@ -19,7 +19,7 @@ from tests.audit.rawhttp import Exchange, RawServer
 from tests.audit.toy import Emitted, Reading, tokenize
 
 PAGE = 16
-STEP_S = 0.0003
+STEP_S = 0.0
 MODEL = "toy"
 
 # Switch -> the probe that must find it, and the rules of which at least one must be among its findings.
@@ -82,7 +82,7 @@ class Traits:
     """What honest servers differ in."""
 
     context: int = 384
-    pool: int = 640
+    pool: int = 512
     places: int = 4
     queue: int = 64
     noise: float = 0.0
@@ -93,7 +93,7 @@ class Traits:
     completions: bool = True
     keys: tuple[str, ...] = ()
     salts: bool = True
-    prefill_s: float = 30e-6
+    prefill_s: float = 10e-6
     says_context: bool = True
 
     @staticmethod
@@ -102,7 +102,7 @@ class Traits:
         draw = random.Random(seed)
         return Traits(
             context=draw.choice((256, 384, 500)),
-            pool=draw.choice((640, 1024, 4096)),
+            pool=draw.choice((512, 1024, 4096)),
             places=draw.choice((2, 4, 8)),
             noise=draw.choice((0.0, 0.0, 1e-4, 2e-3, 2e-2)),
             logprobs=draw.random() < 0.8,

@@ -52,7 +52,7 @@ def _plant_words(target: Target, concurrency: int) -> int:
     """Long enough that what runs at once overfills the pool one and a half times, within reason: every second request in flight plants."""
     wanted = _WORDS if target.pool_tokens is None else int(3 * target.pool_tokens / concurrency)
     limit = min((*target.limits(), 1 << 30))
-    return max(48, min(wanted, _MOST_WORDS, 3 * limit // 4))
+    return max(48, min(wanted, _MOST_WORDS, limit - 144))  # Canary words may be several tokens, and a template comes on top.
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from kvseal.core.batch import TokenLogprobs
 from kvseal.core.clock import ManualClock
@@ -91,14 +92,14 @@ class Rig:
         )
         self.answers: dict[str, Answer] = {}
 
-    def submit(self, name: str, prompt: Iterable[int], output_tokens: int = 8, *, scope: Scope = SCOPE, **fields: object) -> Answer:
+    def submit(self, name: str, prompt: Iterable[int], output_tokens: int = 8, *, scope: Scope = SCOPE, **fields: Any) -> Answer:
         """The answer fills while the rig steps; a refusal is its outcome at once. `fields` go into `Request`."""
         request = Request(
             request_id=RequestId(name),
             prompt_tokens=tuple(prompt),
             max_output_tokens=output_tokens,
             scope=scope,
-            **{"sampling": GREEDY, **fields},  # type: ignore[arg-type]
+            **{"sampling": GREEDY, **fields},
         )
         answer = self.answers[name] = Answer()
         answer.outcome = self.engine.submit(request)
@@ -132,14 +133,14 @@ class Rig:
                 self.engine.check()
         raise TimeoutError(f"requests are open after {most_steps} steps")
 
-    def answer(self, name: str, prompt: Iterable[int], output_tokens: int = 8, *, scope: Scope = SCOPE, **fields: object) -> Answer:
+    def answer(self, name: str, prompt: Iterable[int], output_tokens: int = 8, *, scope: Scope = SCOPE, **fields: Any) -> Answer:
         """`submit` and `run`."""
         answer = self.submit(name, prompt, output_tokens, scope=scope, **fields)
         self.run()
         return answer
 
 
-def truth(prompt: Iterable[int], output_tokens: int = 8, **fields: object) -> list[int]:
+def truth(prompt: Iterable[int], output_tokens: int = 8, **fields: Any) -> list[int]:
     """What the oracle says to a prompt when it is alone in a fresh engine, computed in one piece."""
     tokens = tuple(prompt)
     rig = Rig(pages=-(-(len(tokens) + output_tokens) // 4) + 1)

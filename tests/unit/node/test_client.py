@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from kvseal.core.config import EngineConfig
-from kvseal.core.errors import ContextLengthExceeded, DeadlineExceeded, Draining, EngineDied, ModelNotFound
+from kvseal.core.errors import ContextLengthExceeded, DeadlineExceeded, Draining, EngineDied, ModelNotFound, PoolTooSmall
 from kvseal.core.events import EndedEvent, Event, TokensEvent
 from kvseal.core.ids import RequestId, Scope
 from kvseal.core.outcome import Cancelled, Completed, Failed, FinishReason, Outcome, Refused
-from kvseal.core.request import Request
+from kvseal.core.request import Request, SamplingParams
+from kvseal.lab.rig import SCOPE, truth
 from kvseal.node.client import EngineClient, EngineState, RequestStream
 
 LAB = "kvseal.lab.engine_process"
@@ -139,6 +140,108 @@ def test_stopped_engine_is_seen_and_continues_or_is_replaced() -> None:
             _, outcome = await asyncio.wait_for(read(hung), 6)
             assert isinstance(outcome, Failed) and isinstance(outcome.error, EngineDied)
             await until(lambda: client.state is EngineState.READY and client.restarts == 1)
+
+    run(body)
+
+
+@pytest.mark.parametrize("model", ["echo-law", "echo-bug"])
+def test_engine_that_cannot_trust_itself_stops_and_logs_no_content(model: str, capfd: pytest.CaptureFixture[str]) -> None:
+    async def body() -> None:
+        async with engine(model) as client:
+            _, outcome = await read(client.submit(request("r", prompt=(31_415, 27_182), output=100)))
+            assert isinstance(outcome, Failed) and isinstance(outcome.error, EngineDied)
+            await until(lambda: client.state is EngineState.READY and client.restarts == 1)
+
+    run(body)
+    log = capfd.readouterr().err
+    assert ("LawBroken" if model == "echo-law" else "ValueError at engine_process.py") in log
+    assert "31415" not in log and "27182" not in log
+
+
+def test_hanging_step_is_ended() -> None:
+    async def body() -> None:
+        async with engine("echo-hang", stall_after_s=0.2) as client:
+            _, outcome = await read(client.submit(request("r", output=100)))
+            assert isinstance(outcome, Failed) and isinstance(outcome.error, EngineDied)
+
+    run(body)
+
+
+def test_memory_that_is_not_granted_is_a_setup_error() -> None:
+    async def body() -> None:
+        with pytest.raises(PoolTooSmall, match="--kv-memory"):
+            await EngineClient.start(EngineConfig(model=Path("echo-memory")), module=LAB)
+
+    run(body)
+
+
+def test_module_that_does_not_exist_is_a_death_before_birth() -> None:
+    async def body() -> None:
+        with pytest.raises(EngineDied, match="before it was ready"):
+            await EngineClient.start(EngineConfig(model=Path("echo")), module="kvseal.lab.nowhere")
+
+    run(body)
+
+
+def test_reader_that_does_not_read_keeps_nobody_waiting() -> None:
+    async def body() -> None:
+        async with engine() as client:
+            sleepy = client.submit(request("sleepy", output=5_000))
+            for i in range(20):
+                assert isinstance((await read(client.submit(request(f"r{i}", output=50))))[1], Completed)
+            tokens, outcome = await read(sleepy)
+            assert len(tokens) == 5_000 and isinstance(outcome, Completed)
+
+    run(body)
+
+
+def test_ids_of_open_requests_are_not_reused() -> None:
+    async def body() -> None:
+        async with engine("echo-slow") as client:
+            client.submit(request("r", output=100))
+            with pytest.raises(ValueError):
+                client.submit(request("r"))
+
+    run(body)
+
+
+def test_idle_engine_uses_no_processor() -> None:
+    async def body() -> None:
+        async with engine() as client:
+            await read(client.submit(request("r")))
+            spent = Path(f"/proc/{client.pid}/stat")
+            before = sum(map(int, spent.read_text().split()[13:15]))
+            await asyncio.sleep(1.0)
+            assert sum(map(int, spent.read_text().split()[13:15])) - before <= 3  # hundredths of a second
+            assert client.last_progress_age_s < 2.5
+
+    run(body)
+
+
+def test_whole_engine_behind_the_socket() -> None:
+    async def body() -> None:
+        client = await EngineClient.start(EngineConfig(model=Path("oracle"), pool_tokens=1_024), module=LAB)
+        try:
+            prompts = [tuple((i * 31 + at * 7) % 4_000 for at in range(20 + i)) for i in range(12)]
+            streams = [
+                client.submit(
+                    Request(
+                        request_id=RequestId(str(i)),
+                        prompt_tokens=each,
+                        max_output_tokens=20,
+                        scope=SCOPE,
+                        sampling=SamplingParams(temperature=0.0, logprobs=2, prompt_logprobs=1 if i % 3 == 0 else None),
+                    )
+                )
+                for i, each in enumerate(prompts)
+            ]
+            for i, (tokens, outcome) in enumerate(await asyncio.gather(*map(read, streams))):
+                assert isinstance(outcome, Completed)
+                assert tokens == truth(prompts[i], 20)
+            stats = await client.stats()
+            assert stats.outcomes["completed"] == 12 and stats.pages_leased == 0
+        finally:
+            await client.close()
 
     run(body)
 

@@ -6,6 +6,7 @@ import importlib.util
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 import numpy as np
 
@@ -20,6 +21,7 @@ BACKENDS = ["reference", "cpu"] if HAVE_CPU else ["reference"]
 
 SCOPE = bytes(range(16))
 OTHER_SCOPE = bytes(range(16, 32))
+_BENCHES = count(1)
 
 
 def geometry_of(weights: ModelWeights, kv_dtype: str = "fp32", page_tokens: int = 8) -> KVGeometry:
@@ -69,7 +71,8 @@ class Bench:
     backend: Backend
     ledger: np.ndarray = field(init=False)
     next_page: int = 0
-    next_nonce: int = 1000
+    next_nonce: int = field(default_factory=lambda: 1000 + 10**6 * next(_BENCHES))
+    """No two benches hand out the same nonce: they may use one backend after the other."""
 
     def __post_init__(self) -> None:
         self.ledger = np.zeros(len(self.backend.arena.memory), dtype=np.uint64)
@@ -83,10 +86,9 @@ class Bench:
         self, tokens: Sequence[int], *, scope: bytes = SCOPE, extra_pages: int = 0, pages: Sequence[int] | None = None
     ) -> Sequence_:
         """Fresh pages for all tokens (or these pages), handed out now."""
-        count = self.backend.geometry.pages_for(len(tokens)) + extra_pages
         if pages is None:
-            pages = range(self.next_page, self.next_page + count)
-            self.next_page += count
+            pages = range(self.next_page, self.next_page + self.backend.geometry.pages_for(len(tokens)) + extra_pages)
+            self.next_page = pages.stop
         stamps = array("Q")
         for page in pages:
             stamps.extend((page, self.hand_out(page)))
@@ -94,7 +96,7 @@ class Bench:
 
     def step(self, *work: tuple[Sequence_, int], hidden: int | None = None) -> StepOutput:
         """Computes the next n tokens of each sequence. `hidden`: how many last states per row (None: all new tokens)."""
-        new = [sequence.tokens[sequence.done : sequence.done + count] for sequence, count in work]
+        new = [sequence.tokens[sequence.done : sequence.done + wanted] for sequence, wanted in work]
         output = self.backend.forward(
             StepArrays(
                 tokens=np.array([token for tokens in new for token in tokens], dtype=np.int32),
@@ -107,18 +109,17 @@ class Bench:
             )
         )
         broken = {found.row for found in output.breaks}
-        for index, (sequence, count) in enumerate(work):
+        for index, (sequence, wanted) in enumerate(work):
             if index not in broken:
-                sequence.done += count
+                sequence.done += wanted
         return output
 
     def hidden(self, sequence: Sequence_, chunks: Sequence[int]) -> np.ndarray:
         """All states of a sequence computed alone in these chunks (the last one takes the rest)."""
         parts = []
-        for count in (*chunks, len(sequence.tokens)):
-            count = min(count, len(sequence.tokens) - sequence.done)
-            if count:
-                output = self.step((sequence, count))
+        for wanted in (*chunks, len(sequence.tokens)):
+            if left := min(wanted, len(sequence.tokens) - sequence.done):
+                output = self.step((sequence, left))
                 assert not output.breaks, output.breaks
                 parts.append(output.hidden)
         return np.concatenate(parts)

@@ -58,6 +58,7 @@ FILES: dict[str, tuple[str, bool, dict[str, object]]] = {
         True,
         {"granite.embedding_scale": 6.0, "granite.attention.scale": 0.2, "granite.residual_scale": 0.35, "granite.logit_scale": 3.0},
     ),
+    "smollm3": ("smollm3", True, {"smollm3.rope.freq_base": 2e6}),
     "phi3-window": ("phi3", False, {"phi3.attention.sliding_window": 15}),
     "phi4": ("phi3", False, {}),
     "phi3-longrope-short": ("phi3", False, {"phi3.rope.dimension_count": 6, "phi3.rope.scaling.original_context_length": 48}),

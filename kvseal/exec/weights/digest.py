@@ -39,11 +39,6 @@ def weights_digest(spec: ModelSpec, checkpoint: Checkpoint) -> bytes:
     return digest.digest()
 
 
-def numerics_digest(weights: bytes, *parts: str) -> bytes:
-    """32 bytes: a weights digest together with how they are computed (backend, weight format): what decides the bits of K and V."""
-    return hashlib.blake2b("|".join(parts).encode(), key=weights, digest_size=32, person=b"kvseal-numerics").digest()
-
-
 def _canonical(value: object) -> str:
     if isinstance(value, dict):
         return "{" + ",".join(f"{key}:{_canonical(value[key])}" for key in sorted(value)) + "}"

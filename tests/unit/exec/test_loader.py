@@ -13,7 +13,6 @@ from golden.small_models import cases, random_tensor, rounded, write_folder, wri
 
 from kvseal.core.errors import ModelCorrupt, ModelError, ModelNotFound, ModelUnsupported
 from kvseal.exec.loader import load_model
-from kvseal.exec.weights.digest import numerics_digest
 
 CASES = {str(case["name"]): case for case in cases()}
 
@@ -180,15 +179,6 @@ def test_the_digest_names_content_and_numbers(folder: Path, tmp_path: Path) -> N
     raw[-1] ^= 1
     (folder / "model.safetensors").write_bytes(raw)
     assert load_model(folder).digest != digest
-
-
-def test_how_weights_are_computed_names_the_cache_too() -> None:
-    digests = {
-        numerics_digest(bytes(32), "cpu", "q8"),
-        numerics_digest(bytes(32), "cpu", "q4"),
-        numerics_digest(b"\1" + bytes(31), "cpu", "q4"),
-    }
-    assert len(digests) == 3
 
 
 def gguf(tmp_path: Path, case: str = "llama-tied", architecture: str = "llama", drop: tuple[str, ...] = (), **changes: object) -> Path:

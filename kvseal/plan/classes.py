@@ -41,12 +41,13 @@ BUILDERS: dict[str, Builder] = {
 }
 
 _MODEL_TYPES = {
-    "gqa": """afmoe apertus arcee aria_text aria arctic aya_vision baichuan baichuan2 biogpt bitnet bloom chameleon chatglm codegen cohere
+    "gqa": """afmoe apertus arcee aria_text aria arctic aya_vision baichuan baichuan2 bailing_moe
+    bailing_moe_v2 biogpt bitnet bloom chameleon chatglm codegen cohere
     cohere2 cohere2_moe cohere2_vision command_r cwm dbrx deepseek diffllama doge dots1 emu3 ernie4_5 ernie4_5_moe ernie4_5_vl_moe
     ernie4_5_vl_moe_text exaone exaone4 exaone4_5 exaone_moe falcon flex_olmo fuyu gemma gemma2 gemma3 gemma3_text glm glm4 glm46v glm4_moe
     glm4v glm4v_moe glm4v_moe_text glm4v_text glm_ocr glm_ocr_text got_ocr2 gpt2 gpt-sw3 gpt_bigcode gpt_neox gpt_neox_japanese gpt_oss gptj
     granite granitemoe granitemoeshared granite_swa granitemoe_swa grok-1 helium hunyuan hunyuan_v1_dense hunyuan_v1_moe hyperclovax
-    idefics2 idefics3 internlm internlm2 internlm3 internvl internvl_chat interns1 jais jais2 janus kosmos-2 llama llava llava_next
+    idefics2 idefics3 internlm internlm2 internlm3 internvl internvl_chat interns1 jais jais2 janus llama llava llava_next
     llava_next_video llava_onevision mimo minicpm minicpmv minimax_m2 ministral ministral3 mistral mistral3 mixtral modernbert-decoder
     molmo mpt nanochat nemotron olmo olmo2 olmo3 olmoe opt orion ovis2 paddleocr_vl paddleocr_vl_text paligemma perception_lm persimmon phi
     phi3 phi3_v phi4_multimodal phi4mm phimoe pixtral qwen qwen2 qwen2_5_omni qwen2_5_omni_text qwen2_5_omni_thinker qwen2_5_vl

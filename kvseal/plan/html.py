@@ -67,7 +67,8 @@ def _verdict(report: Report) -> str:
     css = "verdict held" if promise.held else "verdict"
     return (
         f'<div class="{css}">PROMISE {word}: {promise.promised_tokens:,} tokens promised, '
-        f"the largest true context is {promise.largest_true_context:,}</div>"
+        f"the largest true context is {promise.largest_true_context:,}"
+        f"{'' if all(verdict.certain for verdict in promise.verdicts) else ' (not certain: the pool is an estimate)'}</div>"
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvseal.core.errors import ModelCorrupt, ModelUnsupported
-from kvseal.plan.classes import BUILDERS, FAMILY_OF, class_defaults, class_entry, model_type_of
+from kvseal.plan.classes import BUILDERS, FAMILY_OF, class_defaults, class_entry, class_table, model_type_of
 from kvseal.plan.families.common import HIDDEN_KEYS, ClassInfo
 from kvseal.plan.fields import Fields
 from kvseal.plan.shape import ModelShape
@@ -89,7 +89,11 @@ def read_shape(config: Mapping[str, Any], name: str, *, assume_gqa: bool = False
         null_kv_is_heads=bool(entry.get("null_kv_is_heads", False)),
         layer_rule=entry.get("layer_types"),
     )
-    fields = Fields(part, entry.get("defaults") or class_defaults(model_type), where)
+    defaults = entry.get("defaults") or class_defaults(model_type)
+    if part is config and not set(part) & set(_STRUCTURE):
+        # A composite class without its text part: the composite's own idea of it, not the text class's.
+        defaults = {**defaults, **class_table().get(model_type, {}).get("text_defaults", {})}
+    fields = Fields(part, defaults, where)
     if model_type == "assumed-gqa":
         fields.notes.append(f"{named or 'the architecture'} is unknown: sized as plain grouped-query attention because you said so")
         fields.rules.append("assumed: 2 x layers x KV heads x head size")

@@ -163,7 +163,9 @@ def _promise(shape: ModelShape, ask: Ask, promised: int, plan: EnginePlan | None
             ).request_bytes
         return main.sequence_bytes(tokens)
 
-    return judge(promised, claims, bytes_of, plan.outcome if plan is not None and plan.starts is False else "")
+    result = judge(promised, claims, bytes_of, plan.outcome if plan is not None and plan.starts is False else "")
+    limit = shape.max_context_tokens
+    return replace(result, model_limit_tokens=limit) if limit is not None and promised > limit else result
 
 
 def _claim_of_plan(plan: EnginePlan) -> PoolClaim:

@@ -47,6 +47,8 @@ class PromiseResult:
 
     promised_tokens: int
     verdicts: tuple[PoolVerdict, ...]
+    model_limit_tokens: int | None = None
+    """Set when the promise is longer than the model's own limit: a pool alone cannot make it true."""
 
     @property
     def held(self) -> bool:

@@ -66,6 +66,7 @@ def promise_json(result: PromiseResult) -> dict[str, Any]:
         "held": result.held,
         "verdict": "HELD" if result.held else "BROKEN",
         "largest_true_context_tokens": result.largest_true_context,
+        "model_limit_tokens_exceeded": result.model_limit_tokens,
         "pools": [
             plain(verdict.claim)
             | {

@@ -59,7 +59,7 @@ def line_chart(title: str, x_label: str, y_label: str, series: Sequence[Series],
         parts.append(f'<text class="tick" x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{short(2.0**exponent)}</text>')
     for y, name in marks:
         parts.append(f'<line class="mark" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{py(y):.1f}" y2="{py(y):.1f}"/>')
-        parts.append(f'<text class="tick" x="{WIDTH - RIGHT + 6}" y="{py(y) + 4:.1f}">{escape(name)}</text>')
+        parts.append(f'<text class="tick" x="{LEFT + 6}" y="{py(y) - 5:.1f}">{escape(name)}</text>')
     for index, one in enumerate(series):
         path = " ".join(f"{px(x):.1f},{py(y):.1f}" for x, y in one.points)
         dash = ' stroke-dasharray="5 4"' if one.dashed else ""

@@ -12,9 +12,18 @@ from kvseal.core.errors import ModelCorrupt
 from kvseal.plan.fields import Fields
 from kvseal.plan.shape import Attention, Kind
 
-LAYER_KEYS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers", "num_decoder_layers")
-HEAD_KEYS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "decoder_attention_heads")
-HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model", "dim")
+LAYER_KEYS = (
+    "num_hidden_layers",
+    "n_layer",
+    "num_layers",
+    "n_layers",
+    "decoder_layers",
+    "num_decoder_layers",
+    "layers",
+    "num_transformer_layers",
+)
+HEAD_KEYS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "decoder_attention_heads", "attention_heads", "num_query_heads")
+HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model", "dim", "model_dim")
 KV_HEAD_KEYS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_kv_heads", "multi_query_group_num", "num_query_groups")
 HEAD_DIM_KEYS = ("head_dim", "attention_head_dim", "kv_channels", "d_kv")
 
@@ -50,14 +59,15 @@ def kv_heads(fields: Fields, heads: int, layers: int, info: ClassInfo) -> list[i
         return [1] * layers
     if "multi_query_attention" in fields.raw and not fields.boolean("multi_query_attention"):
         return [heads] * layers
-    value = fields.value(*KV_HEAD_KEYS)
+    nested = fields.inner("attn_config").optional("kv_n_heads", limit="heads")
+    value = nested if nested is not None else fields.value(*KV_HEAD_KEYS)
     if isinstance(value, list):
         counts = [fields.check("num_key_value_heads", item, "heads") for item in value]
         if len(counts) != layers:
             raise ModelCorrupt(f"the list of KV heads has {len(counts)} entries for {layers} layers")
         return counts
     if value is not None:
-        count = fields.integer(*KV_HEAD_KEYS, limit="heads")
+        count = nested or fields.integer(*KV_HEAD_KEYS, limit="heads")
         if heads % count:
             raise ModelCorrupt(f"{heads} query heads do not divide into {count} KV heads")
         return [count] * layers

@@ -112,10 +112,8 @@ def build_cross(fields: Fields, info: ClassInfo) -> Built:
     counts, size = kv_heads(fields, heads, layers, info), head_dim(fields, heads)
     cross = fields.sequence("cross_attention_layers")
     if cross is None:
-        default = fields.value("cross_attention_layers")
-        if not isinstance(default, list):
-            raise ModelCorrupt("the config has no cross_attention_layers, and its class has no default")
-        cross = default
+        cross = list(range(3, min(layers, 40), 5))
+        fields.note_default("cross_attention_layers", "every fifth from 3 (class rule)")
     indices = {fields.check("cross_attention_layers", item, "layers", minimum=0) for item in cross}
     if indices and max(indices) >= layers:
         raise ModelCorrupt(f"cross_attention_layers names layer {max(indices)} of {layers}")

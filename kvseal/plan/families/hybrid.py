@@ -52,8 +52,17 @@ def build_olmo_hybrid(fields: Fields, info: ClassInfo) -> Built:
 
 
 def build_mamba1_hybrid(fields: Fields, info: ClassInfo) -> Built:
-    """Jamba, and Zamba with its shared attention blocks."""
-    return _mix(fields, info, states.mamba1(fields))
+    """Jamba, and Zamba, whose hybrid layers run a shared attention block before the state layer."""
+    kinds = None
+    if info.model_type == "zamba" and "layers_block_type" not in fields.raw:
+        layers = layer_count(fields)
+        period, offset = fields.integer("attn_layer_period", limit="layers"), fields.integer("attn_layer_offset", limit="layers", minimum=0)
+        tail = ["hybrid" if i % period == offset else "linear" for i in range(layers - 3)]
+        kinds = ["linear", "linear", "hybrid", *tail][:layers]
+        fields.rules.append(f"layer kinds: the third, then every {period} from {offset} (class rule)")
+    if info.model_type == "zamba" and not fields.has("attention_head_dim"):
+        fields.raw = {**fields.raw, "head_dim": 2 * fields.integer(*HIDDEN_KEYS) // query_heads(fields)}
+    return _mix(fields, info, states.mamba1(fields), kinds)
 
 
 def build_mamba2_hybrid(fields: Fields, info: ClassInfo) -> Built:

@@ -103,8 +103,8 @@ def gdn(fields: Fields) -> State:
 
 def kda(fields: Fields, linear: Fields) -> State:
     """Kimi delta attention; `linear` is the nested `linear_attn_config` or the flat fields."""
-    heads = linear.integer("num_heads", "linear_num_heads", limit="heads")
-    dim = linear.integer("head_dim", "linear_head_dim")
+    heads = linear.integer("linear_num_heads", "num_heads", limit="heads")
+    dim = linear.integer("linear_head_dim", "head_dim")
     k_heads = linear.optional("num_k_heads", limit="heads") or heads
     k_dim = linear.optional("head_k_dim") or dim
     size, known = recurrent_dtype(fields, class_bytes=4)

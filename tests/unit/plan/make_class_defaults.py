@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 _NAMES = """
+n_heads n_layers attention_heads linear_num_heads linear_head_dim short_conv_kernel_size qkv_bias
 hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim intermediate_size vocab_size max_position_embeddings
 n_embd n_layer n_head n_positions n_ctx n_inner num_layers d_model d_kv d_ff num_heads ffn_dim attention_head_dim kv_channels
 multi_query multi_query_attention new_decoder_architecture num_kv_heads sliding_window use_sliding_window max_window_layers
@@ -31,6 +32,17 @@ decoder_layers decoder_attention_heads encoder_layers sparse_attention_config ma
 num_memory_blocks attention_layers local_attention global_attn_layers layers_block_type
 """
 KEYS = _NAMES.split()
+
+
+STRUCTURE = (
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "hidden_size",
+    "head_dim",
+    "intermediate_size",
+    "vocab_size",
+)
 
 
 def plain(value: Any) -> bool:
@@ -89,6 +101,9 @@ def main() -> None:
         if rule := layer_pattern(type(text)):
             entry["layer_types"] = rule
         if text is not config:
+            # What the composite class makes of a missing text_config differs from the text class's own defaults.
+            raw = text.to_dict()
+            entry["text_defaults"] = {key: raw[key] for key in STRUCTURE if isinstance(raw.get(key), int)}
             entry["text_model_type"] = text.model_type
         try:
             null = type(text)(num_key_value_heads=None)
@@ -97,7 +112,7 @@ def main() -> None:
             entry["null_kv_is_heads"] = False
         classes[model_type] = entry
         if text is not config and text.model_type not in classes:
-            inner = {key: value for key, value in entry.items() if key != "text_model_type"}
+            inner = {key: value for key, value in entry.items() if key not in ("text_model_type", "text_defaults")}
             classes[text.model_type] = inner | {"architecture": wanted.get(text.model_type)}
     import transformers
 

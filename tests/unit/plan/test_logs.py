@@ -1,0 +1,211 @@
+"""Start-up logs and metrics pages, in the wordings of several years, against promise and formula."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvseal.core.errors import ConfigError, ModelNotFound
+from kvseal.plan import Ask, read_shape
+from kvseal.plan.evidence import claim_of, compare
+from kvseal.plan.logs import Evidence, read_log
+from kvseal.plan.prom import fetch, read_metrics
+
+GIB = 2**30
+VLLM_V0 = """\
+INFO worker.py:232] Memory profiling results: total_gpu_memory=23.58GiB initial_memory_usage=15.5GiB peak_torch_memory=17.06GiB
+INFO worker.py: the current vLLM instance can use total_gpu_memory (23.58GiB) x gpu_memory_utilization (0.90) = 21.22GiB
+INFO worker.py: model weights take 14.99GiB; non_torch_memory takes 0.35GiB; PyTorch activation peak memory takes 2.07GiB; \
+the rest of the memory reserved for KV Cache is 3.81GiB.
+INFO executor_base.py:110] # CUDA blocks: 1952, # CPU blocks: 2048
+INFO executor_base.py:115] Maximum concurrency for 20000 tokens per request: 1.56x
+"""
+VLLM_V1 = """\
+INFO api_server.py: vLLM API server version 0.26.1
+INFO core.py: Initializing a V1 LLM engine (v0.26.1) with config: model='Qwen/Qwen3.8-27B-FP8', max_seq_len=131072, \
+tensor_parallel_size=2, pipeline_parallel_size=1, kv_cache_dtype=fp8_e4m3
+(Worker_TP0) INFO gpu_worker.py: Available KV cache memory: 5.01 GiB
+(Worker_TP1) INFO gpu_worker.py: Available KV cache memory: 4.99 GiB
+INFO kv_cache_utils.py: GPU KV cache size: 302,921 tokens
+INFO kv_cache_utils.py: Maximum concurrency for 131,072 tokens per request: 2.31x
+"""
+VLLM_REFUSED = """\
+ValueError: To serve at least one request with the models's max seq len (30000), (6.66 GiB KV cache is needed, which is larger than the \
+available KV cache memory (5.44 GiB). Based on the available memory, the estimated maximum model length is 13528. Try increasing \
+`gpu_memory_utilization` or decreasing `max_model_len` when initializing the engine.
+"""
+SGLANG = """\
+[TP0] server_args=ServerArgs(model_path='zai-org/GLM-5.2-FP8', tp_size=8, mem_fraction_static=0.75, kv_cache_dtype='fp8_e4m3', page_size=64)
+[TP0] KV Cache is allocated. dtype: torch.float8_e4m3fn, #tokens: 464768, KV size: 23.91 GB
+[TP1] KV Cache is allocated. dtype: torch.float8_e4m3fn, #tokens: 464768, KV size: 23.91 GB
+[TP0] KV Cache is allocated. #tokens: 464768, K size: 0.15 GB, V size: 0.15 GB
+[TP0] max_total_num_tokens=464768, chunked_prefill_size=8192, max_running_requests=2048, context_len=1048576
+"""
+LLAMA = """\
+llama_context: n_ctx_train = 131072
+llama_context: n_seq_max     = 1
+llama_context: n_ctx         = 32768
+llama_kv_cache: size =  768.00 MiB ( 32768 cells,  24 layers,  1/1 seqs), K (f16):  384.00 MiB, V (f16):  384.00 MiB
+llama_memory_recurrent: size =   72.98 MiB (     1 cells,  24 layers,  1 seqs), R (f32):    0.98 MiB, S (f32):   72.00 MiB
+"""
+TRTLLM = """\
+[TensorRT-LLM][INFO] TRTGptModel maxSequenceLen: 1048576
+[TensorRT-LLM][INFO] Number of tokens per block: 64.
+[TensorRT-LLM][INFO] Allocated 34.20 GiB for max tokens in paged KV cache (681280).
+"""
+OURS = "kvseal: pool 26,112 tokens (1.00 GiB), page_tokens=16 served_context_tokens=8192\n"
+
+
+def read(text: str) -> Evidence:
+    return read_log(text.splitlines())
+
+
+def test_vllm_v0() -> None:
+    found = read(VLLM_V0)
+    assert (found.engine, found.blocks, found.concurrency, found.concurrency_tokens) == ("vllm", 1952, 1.56, 20000)
+    assert (found.pool_bytes, found.weights_bytes) == (int(3.81 * GIB), int(14.99 * GIB))
+    assert (found.activation_bytes, found.non_torch_bytes) == (int(2.07 * GIB), int(0.35 * GIB))
+    assert (found.gpu_bytes, found.memory_fraction) == (int(23.58 * GIB), 0.90)
+
+
+def test_vllm_v1_keeps_the_poorest_worker() -> None:
+    found = read(VLLM_V1)
+    assert (found.version, found.model, found.tp, found.kv_dtype) == ("0.26.1", "Qwen/Qwen3.8-27B-FP8", 2, "fp8_e4m3")
+    assert (found.pool_tokens, found.pool_bytes, found.context_tokens) == (302921, int(4.99 * GIB), 131072)
+
+
+def test_vllm_combined_line_of_0_33() -> None:
+    found = read("INFO GPU KV cache size: 893,504 tokens, Maximum concurrency for 163,840 tokens per request: 5.45x")
+    assert (found.pool_tokens, found.concurrency_tokens, found.concurrency) == (893504, 163840, 5.45)
+
+
+def test_vllm_refusal() -> None:
+    found = read(VLLM_REFUSED)
+    assert found.refused
+    assert (found.context_tokens, found.needed_bytes, found.pool_bytes) == (30000, int(6.66 * GIB), int(5.44 * GIB))
+    claim = claim_of(found)
+    assert claim is not None and claim.tokens == 13528
+
+
+def test_vllm_old_refusal() -> None:
+    found = read(
+        "ValueError: The model's max seq len (29000) is larger than the maximum number of tokens that can be stored in KV cache (23648)."
+    )
+    assert (found.refused, found.context_tokens, found.pool_tokens) == (True, 29000, 23648)
+
+
+def test_sglang_main_pool_is_not_overwritten_by_the_draft() -> None:
+    found = read(SGLANG)
+    assert (found.engine, found.pool_tokens, found.pool_bytes) == ("sglang", 464768, int(23.91 * GIB))
+    assert (found.context_tokens, found.tp, found.block_tokens, found.memory_fraction) == (1048576, 8, 64, 0.75)
+
+
+def test_llamacpp_adds_its_buffers() -> None:
+    found = read(LLAMA)
+    assert (found.engine, found.pool_tokens, found.context_tokens, found.sequences) == ("llama.cpp", 32768, 32768, 1)
+    assert (found.pool_bytes, found.state_bytes) == (768 * 2**20, int(72.98 * 2**20))
+
+
+def test_old_llamacpp_wording() -> None:
+    found = read("llama_new_context_with_model: KV self size  = 4096.00 MiB, K (f16): 2048.00 MiB, V (f16): 2048.00 MiB")
+    assert (found.engine, found.pool_bytes) == ("llama.cpp", 4096 * 2**20)
+
+
+def test_tensorrt_llm_and_ours() -> None:
+    trt, ours = read(TRTLLM), read(OURS)
+    assert (trt.engine, trt.pool_tokens, trt.pool_bytes, trt.block_tokens) == ("tensorrt-llm", 681280, int(34.20 * GIB), 64)
+    assert (ours.engine, ours.pool_tokens, ours.context_tokens, ours.block_tokens) == ("kvseal", 26112, 8192, 16)
+
+
+def test_noise_states_nothing() -> None:
+    assert not read("GET /v1/models 200\n\x00\xff binary\nKV cache is a nice thing\n" * 50).found
+
+
+def test_a_hostile_line_is_cut_and_survived() -> None:
+    assert read("GPU KV cache size: " + "9" * 300000 + " tokens").pool_tokens is None
+
+
+def shape(shared: Path, name: str):  # type: ignore[no-untyped-def]
+    return read_shape(json.loads((shared / "model-configs" / f"{name}.json").read_text()), name)
+
+
+def test_log_agrees_with_formula_and_promise(shared: Path) -> None:
+    report, found = compare(shape(shared, "Qwen__Qwen3.5-27B"), Ask(promise_tokens=262144), read(VLLM_V1))
+    assert found.agrees is True and found.computed_tokens == 302921
+    assert report.promise is not None and report.promise.held and report.promise.largest_true_context == 316736
+
+
+def test_difference_is_explained(shared: Path) -> None:
+    report, found = compare(shape(shared, "zai-org__GLM-5.2"), Ask(engine_version="0.5.15", promise_tokens=1048576), read(SGLANG))
+    assert found.agrees is False
+    assert any("raw 576-byte fp8 rows with an index key in 78 of 78" in text for text in found.explanations)
+    assert report.promise is not None and not report.promise.held
+
+
+def test_another_rank_had_less_memory(shared: Path) -> None:
+    config = {
+        "architectures": ["Qwen2ForCausalLM"],
+        "num_hidden_layers": 48,
+        "hidden_size": 5120,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+    }
+    log = "vLLM API server version 0.8.0\nAvailable KV cache memory: 8.69 GiB\nGPU KV cache size: 81,536 tokens\n"
+    log += "max_seq_len=131072, tensor_parallel_size=2\n"
+    _, found = compare(read_shape(config, "distill"), Ask(), read(log))
+    assert found.agrees is False and any("minimum over all workers" in text for text in found.explanations)
+
+
+def test_vllm_v0_blocks_beat_rounded_gib(shared: Path) -> None:
+    _, found = compare(shape(shared, "meta-llama__Meta-Llama-3.1-8B"), Ask(engine_version="0.6.4"), read(VLLM_V0))
+    assert found.computed_tokens == 1952 * 16
+
+
+def test_llamacpp_log_agrees() -> None:
+    config = {
+        "architectures": ["FalconH1ForCausalLM"],
+        "num_hidden_layers": 24,
+        "hidden_size": 2048,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "mamba_d_ssm": 3072,
+        "mamba_n_heads": 48,
+        "mamba_d_head": 64,
+        "mamba_d_state": 256,
+        "mamba_n_groups": 1,
+        "mamba_d_conv": 4,
+    }
+    _, found = compare(read_shape(config, "falcon-h1"), Ask(), read(LLAMA))
+    assert found.agrees is True
+
+
+def test_metrics_pages(tmp_path: Path) -> None:
+    vllm = 'vllm:cache_config_info{block_size="16",cache_dtype="auto",gpu_memory_utilization="0.9",num_gpu_blocks="11702"} 1.0\n'
+    found = read_metrics("# HELP x\n" + vllm + "vllm:num_requests_running 3\n")
+    assert (found.engine, found.blocks, found.block_tokens, found.tokens) == ("vllm", 11702, 16, 187232)
+    assert read_metrics('sglang:max_total_num_tokens{model_name="m"} 681280.0\n').pool_tokens == 681280
+    assert read_metrics("sglang:num_used_tokens 5000\nsglang:token_usage 0.5\n").pool_tokens == 10000
+    ours = read_metrics("kvseal_kv_pool_tokens 26112.0\nkvseal_max_servable_tokens 8192.0\n")
+    assert (ours.engine, ours.pool_tokens, ours.context_tokens) == ("kvseal", 26112, 8192)
+    trt = 'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max",model="m"} 100\n'
+    trt += 'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="tokens_per"} 64\n'
+    assert read_metrics(trt).tokens == 6400
+    assert not read_metrics("up 1\nnot a metric NaN").found
+    page = tmp_path / "metrics.txt"
+    page.write_text(vllm)
+    assert "11702" in fetch(str(page))
+
+
+def test_metrics_that_cannot_be_had(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound):
+        fetch(str(tmp_path / "absent"))
+    with pytest.raises(ModelNotFound):
+        fetch("http://127.0.0.1:9/metrics")
+    big = tmp_path / "big"
+    with big.open("wb") as file:
+        file.truncate(17 * 2**20)
+    with pytest.raises(ConfigError):
+        fetch(str(big))

@@ -193,10 +193,15 @@ class Answer:
             text = self.model.tokenizer.text_of(token)
             tokens.append(self._name(token, text))
             token_logprobs.append(None if known is None else _number(known.logprob))
-            top.append(None if known is None else {self._name(t): _number(p) for t, p in reversed(known.top)})
+            top.append(None if known is None else self._top_logprobs(known))
             offsets.append(offset)
             offset += len(text)
         return {"tokens": tokens, "token_logprobs": token_logprobs, "top_logprobs": top, "text_offset": offsets}
+
+    def _top_logprobs(self, known: TokenLogprobs) -> dict[str, float]:
+        """By text, as OpenAI has it: the token itself is always among them. Of two tokens with one text the likelier one counts."""
+        pairs = [(known.token, known.logprob), *reversed(known.top)] if known.top else []
+        return {self._name(token): _number(logprob) for token, logprob in pairs}
 
     def _chat_logprobs(self, entries: Sequence[TokenLogprobs]) -> Json:
         content = []

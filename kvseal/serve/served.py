@@ -19,6 +19,10 @@ _THREAD_ABOVE_CHARS = 16 * 1024
 """Longer texts are encoded on a thread: the library lets go of the interpreter lock, and streams go on meanwhile."""
 
 
+_MESSAGE_CHARS = 64
+"""About what a template adds to each message, and what running it costs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rendering:
     """How a template is to be run."""
@@ -54,7 +58,7 @@ class ServedModel:
             return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
 
     async def encode_chat(self, messages: Sequence[Mapping[str, Any]], how: Rendering) -> list[int]:
-        chars = sum(len(message["content"]) for message in messages if isinstance(message.get("content"), str))
+        chars = sum(_MESSAGE_CHARS + len(message["content"]) for message in messages if isinstance(message.get("content"), str))
         if chars < _THREAD_ABOVE_CHARS:
             return self.encode_chat_now(messages, how)
         async with self.long_texts:

@@ -53,9 +53,10 @@ def run_server(config: ServeConfig, *, engine_module: str = ENGINE_MODULE) -> No
 async def _serve(config: ServeConfig, listener: socket.socket, engine_module: str) -> None:
     started_s = time.monotonic()
     keys = KeyRing(config.api_keys)
+    own_template = _own_template(config)
     tokenizer, engine = await _load(config, engine_module)
     try:
-        model = _model(config, tokenizer, engine.report)
+        model = _model(config, tokenizer, own_template, engine.report)
         scopes = Scopes(bytes.fromhex(engine.report.kv_format))
         await _warm_up(engine, scopes)
         deps = Deps(
@@ -96,13 +97,18 @@ async def _load(config: ServeConfig, engine_module: str) -> tuple[Tokenizer, Eng
         raise
 
 
-def _model(config: ServeConfig, tokenizer: Tokenizer, report: StartReport) -> ServedModel:
-    source = tokenizer.chat_template
-    if config.chat_template is not None:
-        try:
-            source = config.chat_template.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--chat-template: {config.chat_template} cannot be read ({type(error).__name__})") from error
+def _own_template(config: ServeConfig) -> str | None:
+    """What --chat-template names, read before the model is loaded."""
+    if config.chat_template is None:
+        return None
+    try:
+        return config.chat_template.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--chat-template: {config.chat_template} cannot be read ({type(error).__name__})") from error
+
+
+def _model(config: ServeConfig, tokenizer: Tokenizer, own_template: str | None, report: StartReport) -> ServedModel:
+    source = own_template if own_template is not None else tokenizer.chat_template
     template = None if source is None else ChatTemplate(source, tokenizer.special_texts)
     name = config.served_model_name or report.model_name
     return ServedModel(name=name, tokenizer=tokenizer, template=template, report=report, created_s=int(time.time()))

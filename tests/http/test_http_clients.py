@@ -127,3 +127,5 @@ def test_langchain_recognises_a_context_overflow(server: ServerProcess) -> None:
     with pytest.raises(ContextOverflowError) as caught:
         chat.invoke("word " * 9000)
     assert type(caught.value).__name__ == "OpenAIContextOverflowError"
+    with pytest.raises(ContextOverflowError):
+        chat.bind(max_tokens=9000).invoke("a short prompt, but an answer that cannot fit")

@@ -57,10 +57,11 @@ def test_models_that_cannot_be_read(tmp_path: Path) -> None:
     assert "Traceback" not in text
 
 
-def test_keys(demo_model_path: Path, logs: Path) -> None:
+def test_keys_strict_fields_and_body_limit(demo_model_path: Path, logs: Path) -> None:
     keys = logs / "keys.json"
     keys.write_text(json.dumps({"alice-key-1": "alice", "bob-key-1": "bob"}))
-    with ServerProcess(echo_model(logs, demo_model_path), logs / "keys.log", module=ECHO, api_keys=str(keys)) as server:
+    options: dict[str, Any] = {"api_keys": str(keys), "strict_fields": True, "max_body_bytes": 2048}
+    with ServerProcess(echo_model(logs, demo_model_path), logs / "keys.log", module=ECHO, **options) as server:
         for path in ("/v1/models", "/metrics", "/version", "/tokenizer_info", "/nope", "/v1/models/demo"):
             answer = server.client.get(path)
             assert answer.status_code == 401, path
@@ -75,6 +76,10 @@ def test_keys(demo_model_path: Path, logs: Path) -> None:
         assert server.client.get("/nope", headers=ALICE).status_code == 404
         stream = server.client.post("/v1/completions", json={"prompt": "x", "stream": True}, headers=ALICE).text
         assert '"obfuscation"' in stream, "on by default where tenants share a server"
+        strict = server.client.post("/v1/completions", json={"prompt": "x", "frob": 1}, headers=BOB)
+        assert (strict.status_code, strict.json()["error"]["param"]) == (400, "frob")
+        assert server.client.post("/v1/completions", json={"prompt": "x" * 3000}, headers=BOB).status_code == 413
+        assert server.client.post("/v1/completions", json={"prompt": "x" * 1000}, headers=BOB).status_code == 200
         keys.write_text(json.dumps({"bob-key-1": "bob"}))
         server.process.send_signal(signal.SIGHUP)
         deadline_s = time.monotonic() + 5
@@ -83,16 +88,6 @@ def test_keys(demo_model_path: Path, logs: Path) -> None:
         assert server.client.get("/v1/models", headers=ALICE).status_code == 401
         assert server.client.get("/v1/models", headers=BOB).status_code == 200
         assert "alice-key-1" not in server.text
-
-
-def test_strict_fields_and_body_limit(demo_model_path: Path, logs: Path) -> None:
-    options: dict[str, Any] = {"strict_fields": True, "max_body_bytes": 2048}
-    with ServerProcess(echo_model(logs, demo_model_path), logs / "strict.log", module=ECHO, **options) as server:
-        answer = server.client.post("/v1/completions", json={"prompt": "x", "frob": 1})
-        assert answer.status_code == 400
-        assert answer.json()["error"]["param"] == "frob"
-        assert server.client.post("/v1/completions", json={"prompt": "x" * 3000}).status_code == 413
-        assert server.client.post("/v1/completions", json={"prompt": "x" * 1000}).status_code == 200
 
 
 def test_drain(demo_model_path: Path, logs: Path) -> None:

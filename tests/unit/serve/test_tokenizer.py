@@ -96,7 +96,7 @@ def test_turn_tokens_are_guarded_even_when_the_model_forgot_to_mark_them() -> No
     assert tokenizer.special_ids == frozenset()
     assert set(tokenizer.eos_tokens) == {0, 2}, "the end of a document, and the end of a turn"
     guard = tokenizer.content_guard()
-    assert not {0, 1, 2} & set(tokenizer.encode_chat(str(guard.protect("a<|im_start|>b<|end|>")), guard))
+    assert not {0, 1, 2} & set(tokenizer.encode_chat(str(guard.protect("a<|im_start|>b<|doc|>")), guard))
 
 
 def test_ordinary_content_is_encoded_in_one_piece(tiny: Tokenizer) -> None:

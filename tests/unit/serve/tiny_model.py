@@ -10,7 +10,7 @@ TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-SPECIAL = ("<|end|>", "<|im_start|>", "<|im_end|>")
+SPECIAL = ("<|doc|>", "<|im_start|>", "<|im_end|>")
 
 
 def byte_alphabet() -> list[str]:

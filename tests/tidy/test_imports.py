@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.tidy.sources import Source, package_sources
+from .sources import Source, package_sources
 
 BELOW: dict[str, set[str]] = {
     "core": set(),

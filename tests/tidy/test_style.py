@@ -7,7 +7,7 @@ import re
 import warnings
 from collections.abc import Iterator
 
-from tests.tidy.sources import Source, native_sources, package_sources, sources_of_tests
+from .sources import Source, native_sources, package_sources, sources_of_tests
 
 FILE_LINES = 400
 FUNCTION_LINES = 60

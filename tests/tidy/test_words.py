@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvseal import cli
-from tests.tidy.sources import PACKAGE, PROJECT, documents, native_sources, package_sources, sources_of_tests
+from .sources import PACKAGE, PROJECT, documents, native_sources, package_sources, sources_of_tests
 
 MOST_SERVE_FLAGS = 24
 """About twenty; a new one needs a reason, and an old one may have lost its own."""

@@ -11,7 +11,7 @@ from kvseal.core.laws import Law
 from kvseal.kv.handles import Handle, Lease, Pin, Ticket
 from kvseal.kv.ledger import PageState
 from kvseal.kv.pool import PagePool
-from tests.unit.kv.conftest import ALICE
+from .conftest import ALICE
 
 
 def _lease(pool: PagePool, pages: int = 2) -> Lease:

@@ -14,7 +14,7 @@ from kvseal.kv.ledger import PageState
 from kvseal.kv.pool import PagePool
 from kvseal.kv.prefix_cache import PrefixCache
 from kvseal.kv.prefix_key import PackedTokens, pack_tokens
-from tests.unit.kv.conftest import ALICE, BOB, PAGE
+from .conftest import ALICE, BOB, PAGE
 
 
 @pytest.fixture

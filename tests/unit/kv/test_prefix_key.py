@@ -9,7 +9,7 @@ import pytest
 
 from kvseal.core.ids import SCOPE_BYTES
 from kvseal.kv.prefix_key import KEY_BYTES, PackedTokens, PrefixKeys, pack_tokens, scope_id
-from tests.unit.kv.conftest import ALICE, BOB
+from .conftest import ALICE, BOB
 
 SECRET = b"sixteen bytes ok"
 BASE = {"weights_digest": b"w", "adapter": "a", "rope": b"r", "format": 1, "page_tokens": 4}

@@ -13,6 +13,9 @@ import numpy as np
 from kvseal.core.errors import ModelCorrupt, ModelUnsupported
 
 MAX_COUNT = 2**31 - 1
+MAX_LAYERS = 10_000
+MAX_HEAD_DIM = 8192
+"""Bounds on what is multiplied out before any tensor is looked at."""
 
 
 class Fields:
@@ -33,13 +36,13 @@ class Fields:
     def raw(self, key: str) -> object:
         return self._values.get(key)
 
-    def count(self, key: str, default: int | None = None, *, low: int = 1) -> int:
-        """A whole number from `low`. Raises ModelCorrupt when missing without a default, or out of range."""
+    def count(self, key: str, default: int | None = None, *, low: int = 1, high: int = MAX_COUNT) -> int:
+        """A whole number from `low` to `high`. Raises ModelCorrupt when missing without a default, or out of range."""
         value = self._present(key, default)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= MAX_COUNT:
-            raise self.corrupt(key, f"is {_shown(value)}; it must be a whole number from {low}")
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise self.corrupt(key, f"is {_shown(value)}; it must be a whole number from {low} to {high}")
         return value
 
     def number(self, key: str, default: float | None = None, *, positive: bool = True) -> float:

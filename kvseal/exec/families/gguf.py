@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvseal.exec.families.fields import Fields
+from kvseal.exec.families.fields import MAX_HEAD_DIM, MAX_LAYERS, Fields
 from kvseal.exec.families.rope import Float64, linear, longrope, longrope_magnitude, plain_frequencies, spec_of, yarn, yarn_magnitude
 from kvseal.exec.spec import ModelSpec, RopeSpec
 from kvseal.exec.weights.checkpoint import TensorTaker
+from kvseal.exec.weights.gguf import StringArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +55,9 @@ def spec_from_gguf(fields: Fields, taker: TensorTaker, *, context_tokens: int | 
     name, architecture = architecture_of(fields)
     _refuse_foreign(fields, name)
     heads, hidden = fields.count(f"{name}.attention.head_count"), fields.count(f"{name}.embedding_length")
-    layers = fields.count(f"{name}.block_count")
+    layers = fields.count(f"{name}.block_count", high=MAX_LAYERS)
     kv_heads = fields.count(f"{name}.attention.head_count_kv", heads)
-    head_dim = fields.count(f"{name}.attention.key_length", hidden // heads, low=2)
+    head_dim = fields.count(f"{name}.attention.key_length", hidden // heads, low=2, high=MAX_HEAD_DIM)
     if heads % kv_heads:
         raise fields.corrupt(f"{name}.attention.head_count_kv", f"is {kv_heads}, which does not divide the {heads} query heads")
     if fields.count(f"{name}.attention.value_length", head_dim) != head_dim:
@@ -101,7 +102,7 @@ def spec_from_gguf(fields: Fields, taker: TensorTaker, *, context_tokens: int | 
 def _tokens(fields: Fields) -> int | None:
     """The vocabulary's length, for files that do not state `vocab_size`."""
     tokens = fields.raw("tokenizer.ggml.tokens")
-    return len(tokens) if hasattr(tokens, "__len__") and not isinstance(tokens, str) else None
+    return len(tokens) if isinstance(tokens, StringArray) else None
 
 
 def _eos_tokens(fields: Fields) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from kvseal.exec.families.fields import Fields
+from kvseal.exec.families.fields import MAX_HEAD_DIM, MAX_LAYERS, Fields
 from kvseal.exec.families.rope import from_config
 from kvseal.exec.spec import ModelSpec
 
@@ -103,9 +103,10 @@ def spec_from_config(config: Fields, generation: Fields | None = None, *, contex
     """The specification. Raises ModelCorrupt or ModelUnsupported, naming the key. `context_tokens`: see `rope.from_config`."""
     family = _family_of(config)
     _refuse_foreign(config)
-    layers, heads, hidden = config.count("num_hidden_layers"), config.count("num_attention_heads"), config.count("hidden_size")
+    layers = config.count("num_hidden_layers", high=MAX_LAYERS)
+    heads, hidden = config.count("num_attention_heads"), config.count("hidden_size")
     kv_heads = config.count("num_key_value_heads", heads if config.names("num_key_value_heads") else family.kv_heads or heads)
-    head_dim = config.count("head_dim", family.head_dim or hidden // heads, low=2)
+    head_dim = config.count("head_dim", family.head_dim or hidden // heads, low=2, high=MAX_HEAD_DIM)
     if heads % kv_heads:
         raise config.corrupt("num_key_value_heads", f"is {kv_heads}, which does not divide the {heads} query heads")
     if "head_dim" not in config and family.head_dim is None and hidden % heads:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from golden.small_gguf import case_metadata, case_tensors, write_gguf
+from golden.small_gguf import case_metadata, case_tensors, gguf_bytes, write_gguf
 from golden.small_models import cases, random_tensor, rounded, write_folder, write_safetensors
 
 from kvseal.core.errors import ModelCorrupt, ModelError, ModelNotFound, ModelUnsupported
-from kvseal.exec.loader import load_model
+from kvseal.exec.loader import load_model, spec_of_config
 
 CASES = {str(case["name"]): case for case in cases()}
 
@@ -211,6 +211,8 @@ GGUF_ERRORS: dict[str, tuple[dict[str, object], tuple[str, ...], type[ModelError
     "growing frequencies": ({"llama.rope.scaling.type": "longrope"}, (), ModelUnsupported, "longrope"),
     "part of a head": ({"llama.rope.dimension_count": 4}, (), ModelUnsupported, "dimension_count"),
     "odd grouping": ({"llama.attention.head_count_kv": 3}, (), ModelCorrupt, "head_count_kv"),
+    "absurdly deep": ({"llama.block_count": 2**31 - 1}, (), ModelCorrupt, "block_count"),
+    "absurdly wide heads": ({"llama.attention.key_length": 2**30}, (), ModelCorrupt, "key_length"),
     "heads by layer": ({"llama.attention.head_count_kv": [4, 4, 2]}, (), ModelUnsupported, "differs by layer"),
     "a string": ({"llama.block_count": "3"}, (), ModelCorrupt, "block_count is '3'"),
     "an adapter": ({"general.type": "adapter"}, (), ModelUnsupported, "general.type"),
@@ -222,3 +224,42 @@ def test_gguf_errors_name_the_key(what: str, tmp_path: Path) -> None:
     changes, drop, kind, message = GGUF_ERRORS[what]
     with pytest.raises(kind, match=message):
         load_model(gguf(tmp_path, drop=drop, **changes))
+
+
+def test_damaged_metadata_is_a_model_error_or_a_model(tmp_path: Path) -> None:
+    """A few bytes of the header changed, many times: never another exception."""
+    source = np.random.RandomState(1)
+    metadata = case_metadata(CASES["qwen3"], "qwen3") | {"tokenizer.ggml.tokens": ["a", "b"]}
+    raw = gguf_bytes(metadata, case_tensors(CASES["qwen3"], permuted=False))
+    header_bytes, refused = raw.index(b"output_norm.weight") + 64, 0
+    for _ in range(400):
+        damaged = bytearray(raw)
+        for at in source.randint(4, header_bytes, size=source.choice([1, 2, 5])):
+            damaged[at] = source.choice([0, 1, 255, source.randint(256)])
+        (tmp_path / "m.gguf").write_bytes(damaged)
+        try:
+            load_model(tmp_path / "m.gguf")
+        except ModelError:
+            refused += 1
+    assert refused > 200
+
+
+STRANGE = [None, 0, -1, 1.5, "x", [], {}, True, float("inf"), float("nan"), 2**70, [1], {"a": 1}]
+
+
+@pytest.mark.parametrize("name", ["qwen3-layer-types", "phi3-longrope-short", "granite", "smollm3", "llama3", "llama-yarn-new-keys"])
+def test_any_value_of_any_key_is_a_model_error_or_a_model(name: str) -> None:
+    config: dict[str, object] = CASES[name]["config"]  # type: ignore[assignment]
+    extra = ("rope_scaling", "rope_parameters", "layer_types", "no_rope_layers", "sliding_window", "partial_rotary_factor", "head_dim")
+    changed = [config | {key: value} for key in (*config, *extra) for value in STRANGE]
+    for key in ("rope_scaling", "rope_parameters"):
+        if isinstance(inner := config.get(key), dict):
+            names = (*inner, "attention_factor", "mscale", "mscale_all_dim", "truncate", "beta_fast")
+            changed += [config | {key: inner | {part: value}} for part in names for value in STRANGE]
+    refused = 0
+    for candidate in changed:
+        try:
+            spec_of_config(candidate)
+        except ModelError:
+            refused += 1
+    assert refused > len(changed) // 4

@@ -12,6 +12,7 @@ from typing import Any
 
 from kvseal.plan.fields import Fields
 from kvseal.plan.shape import Attention, Cache, Compressed, Index, Kind, Latent, ModelShape, State, Weights
+from kvseal.plan.units import round_up
 
 _BITS = {
     "bf16": 16.0, "bfloat16": 16.0, "fp16": 16.0, "float16": 16.0, "fp32": 32.0, "float32": 32.0, "fp8": 8.03, "int8": 8.06, "w8a8": 8.06,
@@ -110,6 +111,9 @@ def estimate(shape: ModelShape, dtype: str | None = None) -> WeightEstimate:
     body = parameters - experts - plain
     body_bits = bits if bits >= 8 or not experts or dtype is not None else 8.0 if weights.method == "fp8" else 16.0
     expert_bytes = int(experts * bits / 8)
+    if name == "mxfp4" and shape.hidden:
+        # The MXFP4 kernels store experts with the hidden size padded (gpt-oss: 2,880 becomes 3,072).
+        expert_bytes = expert_bytes * round_up(shape.hidden, 256) // shape.hidden
     size = expert_bytes + int(body * body_bits / 8) + int(plain * max(bits, 16.0) / 8)
     share = expert_bytes / size if size else 0.0
     if weights.file_bytes and dtype is None:

@@ -102,7 +102,12 @@ def build_app(deps: Deps) -> Starlette:
 class _Routes:
     def __init__(self, deps: Deps) -> None:
         self._deps = deps
-        self._model = deps.model
+
+    @property
+    def _model(self) -> ServedModel:
+        """With the limits of the engine that runs now: one that was started again may have found less memory."""
+        model, report = self._deps.model, self._deps.engine.report
+        return model if report is model.report else replace(model, report=report)
 
     # --- generation ---
 
@@ -115,13 +120,15 @@ class _Routes:
     async def _generate(self, request: HttpRequest, read: Reader, prefix: str) -> GenerationResponse:
         self._check_alive()
         fields = await self._body(request)
+        model = self._model
         # Padding against eavesdroppers is on by default where strangers share a server.
-        ask = await read(fields, self._model, strict=self._deps.strict_fields, obfuscate=self._deps.keys.required)
+        ask = await read(fields, model, strict=self._deps.strict_fields, obfuscate=self._deps.keys.required)
         record = record_of(request.scope)
         if ask.caller_request_id is not None:
             record.request_id = ask.caller_request_id
-        answer = Answer(ask, self._model, new_id(prefix), int(time.time()))
-        return GenerationResponse(answer, self._deps.engine, self._requests(ask, answer.id, record.tenant), self._deps.metrics)
+        answer = Answer(ask, model, new_id(prefix), int(time.time()))
+        requests = self._requests(ask, answer.id, record.tenant)
+        return GenerationResponse(answer, self._deps.engine, requests, self._deps.metrics)
 
     def _requests(self, ask: GenerationAsk, answer_id: str, tenant: str) -> list[Request]:
         scope = self._deps.scopes.scope(tenant, ask.salt)

@@ -7,6 +7,7 @@ single-threaded; for a service use ``kvseal serve``. A request that is refused o
 from __future__ import annotations
 
 import secrets
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, Self
 from kvseal.core.batch import TokenLogprobs
 from kvseal.core.config import EngineConfig
 from kvseal.core.errors import InvalidRequest, KVSealError, Unavailable
-from kvseal.core.events import TokensEvent
+from kvseal.core.events import Event, TokensEvent
 from kvseal.core.ids import RequestId
 from kvseal.core.outcome import Cancelled, Completed, Failed, FinishReason, Outcome, Refused
 from kvseal.core.request import Request, SamplingParams
@@ -84,6 +85,8 @@ class LLM:
         template = None if tokenizer.chat_template is None else ChatTemplate(tokenizer.chat_template, tokenizer.special_texts)
         self._model = ServedModel(name=name, tokenizer=tokenizer, template=template, report=self._engine.report, created_s=0)
         self._scopes = Scopes(bytes.fromhex(self._engine.report.kv_format))
+        self._inboxes: dict[RequestId, deque[Event]] = {}
+        """Where the events of each open request go. Requests of one call share one."""
         self._closed = False
 
     @property
@@ -183,29 +186,47 @@ class LLM:
         return self._pieces(choices)
 
     def _pieces(self, choices: dict[RequestId, _Open]) -> Iterator[Piece]:
-        waiting = list(choices.values())
+        waiting = deque(choices.values())
         running: dict[RequestId, _Open] = {}
+        inbox: deque[Event] = deque()
         try:
             while waiting or running:
-                # Never more than the waiting line takes: a batch of any size runs to its end.
-                while waiting and len(running) < self.report.max_running + self.report.max_queued:
-                    one = waiting.pop(0)
-                    refused = self._engine.submit(one.choice.request)
-                    if refused is not None:
-                        raise refused.error
-                    running[one.choice.request.request_id] = one
-                for event in self._engine.step():
-                    one_or_none = running.get(event.request_id)
-                    if one_or_none is None:
-                        continue  # The end of something cancelled here, by a stop string or by an earlier batch.
-                    piece = one_or_none.take(event) if isinstance(event, TokensEvent) else one_or_none.end(event.outcome)
+                while waiting and len(self._inboxes) < self.report.max_running + self.report.max_queued:
+                    self._submit(waiting[0], running, inbox)
+                    waiting.popleft()
+                if not inbox:
+                    self._step()
+                while inbox:
+                    event = inbox.popleft()
+                    one = running.get(event.request_id)
+                    if one is None:  # It has met its stop string; the engine had gone on by then.
+                        continue
+                    piece = one.take(event) if isinstance(event, TokensEvent) else one.end(event.outcome)
                     if piece.finished is not None:
-                        del running[event.request_id]
-                        self._engine.cancel(event.request_id)
+                        self._forget(event.request_id, running)
                     yield piece
         finally:
-            for request_id in running:
-                self._engine.cancel(request_id)
+            for request_id in list(running):
+                self._forget(request_id, running)
+
+    def _submit(self, one: _Open, running: dict[RequestId, _Open], inbox: deque[Event]) -> None:
+        refused = self._engine.submit(one.choice.request)
+        if refused is not None:
+            raise refused.error
+        running[one.choice.request.request_id] = one
+        self._inboxes[one.choice.request.request_id] = inbox
+
+    def _step(self) -> None:
+        """One step for everybody: a stream that is not being read just now finds its events later."""
+        for event in self._engine.step():
+            inbox = self._inboxes.get(event.request_id)
+            if inbox is not None:  # Else it is the end of something that was cancelled.
+                inbox.append(event)
+
+    def _forget(self, request_id: RequestId, running: dict[RequestId, _Open]) -> None:
+        """Whoever has ended, or is not wanted any more; cancelling what has ended does nothing."""
+        del running[request_id], self._inboxes[request_id]
+        self._engine.cancel(request_id)
 
     def _finished(self, pieces: Iterator[Piece], count: int) -> list[Generated]:
         found: dict[int, Generated] = {piece.index: piece.finished for piece in pieces if piece.finished is not None}

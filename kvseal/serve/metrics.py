@@ -110,7 +110,9 @@ def _snapshot(stats: EngineStats) -> Iterator[Metric]:
     for law in Law:
         broken.add_metric([law.value], stats.broken_seals.get(law.value, 0))
     yield broken
-    outcomes = CounterMetricFamily("kvseal_engine_outcomes", "Sequences by how they ended in the engine.", labels=["outcome"])
+    outcomes = CounterMetricFamily(
+        "kvseal_engine_outcomes", "Sequences by how they ended in the engine; a stop string counts as cancelled.", labels=["outcome"]
+    )
     for outcome in _OUTCOMES:
         outcomes.add_metric([outcome], stats.outcomes.get(outcome, 0))
     yield outcomes

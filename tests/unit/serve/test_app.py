@@ -17,6 +17,7 @@ from kvseal.serve.metrics import Metrics
 from kvseal.serve.served import ServedModel
 
 from .fake_engine import FakeEngine
+from .tiny_model import start_report
 
 
 class StateEngine(FakeEngine):
@@ -27,6 +28,7 @@ class StateEngine(FakeEngine):
         self.state = state
         self.last_progress_age_s = 33.0
         self.restarts = 0
+        self.report = start_report()
 
     async def stats(self) -> EngineStats:
         raise EngineDied("no engine")
@@ -79,6 +81,16 @@ def test_what_needs_no_engine_works_without_one(model: ServedModel) -> None:
     engine = StateEngine(EngineState.DEAD)
     assert _get(model, engine, "POST", "/tokenize", json={"prompt": "hell"}).json()["tokens"] == [261]
     assert _get(model, engine, "GET", "/version").json()["model"] == "tiny"
+
+
+def test_an_engine_that_came_back_smaller_is_advertised_as_it_is(model: ServedModel) -> None:
+    engine = StateEngine(EngineState.READY)
+    engine.report = start_report(pool_pages=4, pool_tokens=64, served_context_tokens=64)
+    assert _get(model, engine, "GET", "/v1/models").json()["data"][0]["max_model_len"] == 64
+    assert _get(model, engine, "GET", "/version").json()["limits"]["max_servable_tokens"] == 64
+    assert "kvseal_max_servable_tokens 64.0" in _get(model, engine, "GET", "/metrics").text
+    refused = _get(model, engine, "POST", "/v1/completions", json={"prompt": "x", "max_tokens": 64})
+    assert refused.json()["error"]["details"]["max_servable_tokens"] == 64
 
 
 def test_a_bug_of_ours_says_nothing_of_the_content(model: ServedModel, caplog: pytest.LogCaptureFixture) -> None:

@@ -65,6 +65,27 @@ def test_streaming_and_dropping(llm: LLM) -> None:
     assert llm.stats().pages_leased == 0
 
 
+def test_two_streams_taken_in_turns(llm: LLM) -> None:
+    alone = ["".join(piece.text for piece in llm.stream_chat([{"role": "user", "content": q}], max_tokens=6)) for q in ("One?", "Two?")]
+    streams = [llm.stream_chat([{"role": "user", "content": q}], max_tokens=6) for q in ("One?", "Two?")]
+    first = next(streams[0]).text
+    llm.generate("A batch in between", max_tokens=8)
+    second = "".join(piece.text for piece in streams[1])
+    assert [first + "".join(piece.text for piece in streams[0]), second] == alone
+
+
+def test_a_stop_string_found_late(llm: LLM) -> None:
+    """The engine had gone on, for the sake of another batch, past what turns out to be the end."""
+    (alone,) = llm.chat(QUESTION, max_tokens=12)
+    cut = alone.text[6:9]
+    stream = llm.stream_chat(QUESTION, max_tokens=12, stop=cut)
+    text = next(stream).text
+    llm.generate("A batch in between", SamplingParams(temperature=0, min_tokens=12), max_tokens=12)
+    text += "".join(piece.text for piece in stream)
+    assert text == alone.text[: alone.text.index(cut)]
+    assert llm.stats().pages_leased == 0
+
+
 def test_logprobs(llm: LLM) -> None:
     (answer,) = llm.generate("One two", SamplingParams(temperature=0, logprobs=2, prompt_logprobs=0), max_tokens=2)
     assert len(answer.logprobs) == 2

@@ -132,8 +132,8 @@ def test_retry_after_is_obeyed_and_bounded() -> None:
 
 @pytest.mark.parametrize(
     "lie",
-    ["endless-body", "endless-stream", "endless-line", "wrong-type", "broken-json", "deep-json", "not-an-object", "redirect-loop", "bad-chunks",
-     "empty", "strange-choices", "huge-numbers", "binary", "error-as-list", "slam"],
+    ["endless-body", "endless-stream", "endless-line", "wrong-type", "broken-json", "deep-json", "not-an-object", "redirect-loop",
+     "bad-chunks", "empty", "strange-choices", "huge-numbers", "binary", "error-as-list", "slam"],
 )  # fmt: skip
 def test_a_lying_server(lie: str) -> None:
     report = asyncio.run(_audit(_liar(lie), timeout_s=3.0, only=("honesty",)))

@@ -15,7 +15,7 @@ from kvseal.audit.findings import Confidence, Finding, Grade, ProbeResult
 from kvseal.audit.probes.base import Cost, Depth, Probe, Scene, exhibit, hung
 from kvseal.audit.prompts import filler
 from kvseal.audit.target import Target, numbers_in
-from kvseal.audit.wire import Answer, Ask, End
+from kvseal.audit.wire import Answer, End
 
 ASSUMED_CONTEXT_TOKENS = 8_192
 _FAR_FACTOR = 4
@@ -319,13 +319,9 @@ def _found_accepted(scene: Scene, result: ProbeResult, answer: Answer, tokens: i
 
 async def _whole_prompt_is_read(scene: Scene, result: ProbeResult, limit: int) -> None:
     """Changes the start, the middle and the end of a prompt near the limit; each must change the answer's logprobs."""
-    if not scene.target.logprobs.get(scene.target.plain):
-        result.unproven.append(
-            "without logprobs, truncation that usage does not show can only be seen by recall, which needs a capable model"
-        )
     control = await _differential(scene, result, min(_CONTROL_TOKENS, limit // 2))
     if control is None or min(control.moves.values()) <= max(20 * control.floor, 1e-6):
-        result.unproven.append("a changed fact did not move the answer to a short prompt enough, so the far test would prove nothing")
+        result.unproven.append("a changed third did not move the answer to a short prompt enough, so the far test would prove nothing")
         return
     tokens = limit - 8 - (0 if scene.target.gauge.exact else scene.target.gauge.slack(limit))
     far = await _differential(scene, result, tokens)
@@ -333,12 +329,17 @@ async def _whole_prompt_is_read(scene: Scene, result: ProbeResult, limit: int) -
         result.unproven.append(f"the test prompts of {tokens} tokens were not all answered")
         return
     floor = max(control.floor, far.floor)
-    unread = [place for place in _PLACES if far.moves[place] <= floor]
+    unread = [place for place in _PLACES if far.moves[place] <= 2 * floor]
+    read = [far.moves[place] for place in _PLACES if place not in unread]
     if not unread:
         result.proved.append(
             f"start, middle and end of a prompt of {tokens} tokens all change the answer (by {min(far.moves.values()):.3g} nats or more)"
         )
-    elif len(unread) == len(_PLACES) or floor > 1e-3:
+    elif not scene.target.logprobs.get(scene.target.plain):
+        result.unproven.append(
+            f"changes at {', '.join(unread)} of a prompt of {tokens} tokens left the text as it was; there are no logprobs to look closer"
+        )
+    elif not read or floor > 0.02 or min(*read, *control.moves.values()) < 20 * floor:
         result.unproven.append(f"changes at {', '.join(unread)} of a prompt of {tokens} tokens stayed within the noise of {floor:.3g} nats")
     else:
         moved = ", ".join(f"{place} {far.moves[place]:.3g}" for place in _PLACES)
@@ -368,30 +369,37 @@ class _Moves:
 
 
 async def _differential(scene: Scene, result: ProbeResult, tokens: int) -> _Moves | None:
-    """One base prompt, asked twice, and one variant for each place. None when an answer is missing or has no logprobs."""
+    """One base prompt, asked twice, and one variant for each place, with another fact and another third of the filler there. None when an
+    answer is missing."""
     gauge, chat = scene.target.gauge, scene.target.plain
     words = gauge.words_for(tokens, chat=chat)
     fact = scene.draw.sample(range(100, 1000), 2)
     cue = " remember this : the number of the house is"
     plain = f"{cue} {fact[0]} ."
     room = max(8, words - 4 * len(plain.split()) - len(cue.split()) - 24)  # Numbers take more than a token.
-    parts = [filler(room // 3, scene.draw) for _ in range(3)]
+    parts, others = ([filler(room // 3, scene.draw) for _ in _PLACES] for _ in range(2))
     answers: dict[str, Answer] = {}
     for place in ("base", "again", *_PLACES):
-        facts = [plain if place != name else f"{cue} {fact[1]} ." for name in _PLACES]
-        prompt = (facts[0] + parts[0] + facts[1] + parts[1] + parts[2] + facts[2] + cue).lstrip()
-        ask: Ask = scene.ask(
-            prompt, tokens=tokens, max_tokens=4, chat=chat, label=f"fact changed at {place}" if place in _PLACES else "fact everywhere"
-        )
+        changed = [place == name for name in _PLACES]
+        facts = [f"{cue} {fact[1]} ." if change else plain for change in changed]
+        texts = [other if change else part for part, other, change in zip(parts, others, changed, strict=True)]
+        prompt = (facts[0] + texts[0] + facts[1] + texts[1] + texts[2] + facts[2] + cue).lstrip()
+        label = f"changed at {place}" if place in _PLACES else "unchanged"
+        ask = scene.ask(prompt, tokens=tokens, max_tokens=4, chat=chat, label=label)
         answers[place] = await scene.client.ask(ask)
     scene.listen(list(answers.values()), result)
     if not all(answer.ok for answer in answers.values()):
         return None
-    moves = {name: largest_move(answers["base"], answer) for name, answer in answers.items() if name != "base"}
-    if any(move is None for move in moves.values()):
-        return None
-    known = {name: move for name, move in moves.items() if move is not None}
+    known = {name: _moved(answers["base"], answer) for name, answer in answers.items() if name != "base"}
     return _Moves({place: known[place] for place in _PLACES}, known["again"], [answers[place] for place in ("base", *_PLACES)])
+
+
+def _moved(base: Answer, answer: Answer) -> float:
+    """How far the answer moved, in nats; without logprobs a changed text counts as far, and the same text as not at all."""
+    move = largest_move(base, answer)
+    if move is None:
+        return 10.0 if base.text != answer.text else 0.0
+    return move
 
 
 async def _alive(scene: Scene, result: ProbeResult) -> None:

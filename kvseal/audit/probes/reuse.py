@@ -129,6 +129,8 @@ async def _twins(scene: Scene, result: ProbeResult) -> None:
     scene.listen([answer for _, answer, _ in pairs], result)
     title = "requests that share a prefix at the same moment get other answers than alone"
     _judge_pairs(scene, result, "reuse.twins-differ", title, pairs)
+    if pairs and all(difference.kind in (Kind.SAME, Kind.NUMERICS) for _, _, difference in pairs):
+        result.proved.append(f"{len(pairs)} requests that shared a fresh prefix at the same moment got the answers that they get alone")
 
 
 def _judge(scene: Scene, result: ProbeResult, cases: list[_Case]) -> None:

@@ -1,0 +1,147 @@
+"""The command: exit statuses, reports in every form, the dry run, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from kvseal.audit.command import main
+from kvseal.audit.runner import PROBES
+from tests.audit.standin import Standin, Traits
+
+KEYS = ("key-one-secret", "key-two-secret")
+
+
+class _Thread:
+    """A stand-in in its own thread, since the command makes its own event loop."""
+
+    def __init__(self, fault: str) -> None:
+        self.standin = Standin(fault, 1, Traits(keys=KEYS))
+        self.url = ""
+        self._up, self._down = threading.Event(), asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        async with self.standin.server() as server:
+            self.url = server.url
+            self._up.set()
+            await self._down.wait()
+
+    def start(self) -> _Thread:
+        self._thread.start()
+        assert self._up.wait(10)
+        return self
+
+    def stop(self) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._down.set)
+        self._thread.join(10)
+
+
+@pytest.fixture
+def honest() -> Iterator[_Thread]:
+    server = _Thread("").start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def faulty() -> Iterator[_Thread]:
+    server = _Thread("truncate-head").start()
+    yield server
+    server.stop()
+
+
+def test_a_clean_audit_and_its_reports(honest: _Thread, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    forms = {form: tmp_path / f"r.{form}" for form in ("json", "junit", "sarif", "html")}
+    options = [word for form, path in forms.items() for word in (f"--{form}", str(path))]
+    assert main([honest.url, "--keys", *KEYS, "--only", "limits,isolation", "--depth", "quick", "--quiet", *options]) == 0
+    said = capsys.readouterr().out
+    assert "Clean: nothing found" in said and "proved:" in said
+    body = json.loads(forms["json"].read_text())
+    assert body["exit_status"] == 0 and [result["verdict"] for result in body["results"]] == ["passed", "passed"]
+    suite = ElementTree.parse(forms["junit"]).getroot()
+    assert suite.get("failures") == "0" and suite.get("tests") == "2"
+    assert json.loads(forms["sarif"].read_text())["runs"][0]["results"] == []
+    page = forms["html"].read_text()
+    assert page.count("<svg") == 2 and "<script" not in page and 'src="http' not in page
+    for text in (said, page, *(path.read_text() for path in forms.values())):
+        assert "secret" not in text
+
+
+def test_findings_end_with_one_and_stand_in_every_form(faulty: _Thread, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    forms = {form: tmp_path / f"r.{form}" for form in ("json", "junit", "sarif", "html")}
+    options = [word for form, path in forms.items() for word in (f"--{form}", str(path))]
+    assert main([faulty.url, "--keys", *KEYS, "--only", "limits", "--depth", "quick", "--quiet", *options]) == 1
+    assert "LIMIT [limits.silent-truncation]" in capsys.readouterr().out
+    assert ElementTree.parse(forms["junit"]).getroot().get("failures") == "1"
+    (result,) = json.loads(forms["sarif"].read_text())["runs"][0]["results"]
+    assert result["ruleId"] == "limits.silent-truncation" and result["level"] == "error"
+    assert "limits.silent-truncation" in forms["html"].read_text()
+    (finding,) = json.loads(forms["json"].read_text())["results"][0]["findings"]
+    assert finding["confidence"] == "proven" and finding["exhibits"]
+
+
+def test_the_dry_run_generates_nothing_and_bounds_the_audit(honest: _Thread, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([honest.url, "--keys", *KEYS, "--dry-run", "--depth", "quick"]) == 0
+    said = capsys.readouterr().out
+    assert honest.standin.count == 0 and "nothing was generated" in said
+    planned = {
+        line.split()[0]: int(line.split()[1])
+        for line in said.splitlines()
+        if line.split()[:1] and line.split()[0] in {p.name for p in PROBES}
+    }
+    assert len(planned) == len(PROBES)
+    path = tmp_path / "r.json"
+    assert main([honest.url, "--keys", *KEYS, "--depth", "quick", "--quiet", "--json", str(path)]) == 0
+    assert json.loads(path.read_text())["requests"] <= sum(planned.values()) + 24
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["ftp://x/v1"], "is not an address"),
+        (["http://user:pass@host/v1"], "write keys with --keys"),
+        (["http://h/v1", "--only", "leek"], "no probe is called 'leek'"),
+        (["http://h/v1", "--budget", "coffee=3"], "cannot read 'coffee=3'"),
+        (["http://h/v1", "--keys", "@/no/such/file"], "No such file"),
+        (["http://h/v1", "--timeout", "0"], "--timeout"),
+        (["--log", "/no/such/file"], "No such file"),
+    ],
+)
+def test_what_cannot_be_done_is_said_and_ends_with_two(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_without_anything_to_audit() -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == 2
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    said = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert "Audit only servers that are yours" in said and "exit status" in said and "--dry-run" in said
+
+
+def test_offline_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    freeze, log = tmp_path / "freeze.txt", tmp_path / "serve.log"
+    freeze.write_text("vllm==0.7.1\n")
+    log.write_text("max_total_num_tokens=681280, context_len=1048576\n")
+    assert main(["--packages", str(freeze), "--log", str(log)]) == 1
+    said = capsys.readouterr().out
+    assert "CVE-2025-25183" in said and "offline.pool-below-context" in said
+    freeze.write_text("vllm==0.33.0\n")
+    assert main(["--packages", str(freeze)]) == 0

@@ -43,3 +43,22 @@ class WaitingLine:
             self._heap = [entry for entry in self._heap if not entry[1].ended]
             heapify(self._heap)
             self._dead = 0
+
+
+class Pace:
+    """How fast requests end, for an honest Retry-After."""
+
+    def __init__(self) -> None:
+        self._last_s: float | None = None
+        self._interval_s: float | None = None
+
+    def ended(self, now_s: float) -> None:
+        if self._last_s is not None:
+            interval_s = now_s - self._last_s
+            self._interval_s = interval_s if self._interval_s is None else 0.9 * self._interval_s + 0.1 * interval_s
+        self._last_s = now_s
+
+    def seconds_for(self, waiting: int) -> float:
+        """Until a tenth of the line has moved, from 1 to 60 s."""
+        interval_s = self._interval_s or 0.0
+        return min(60.0, max(1.0, interval_s * waiting / 10))

@@ -22,7 +22,6 @@ step in flight touches is ticketed before it is dropped), L11, L12 (a broken sea
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from operator import attrgetter
 
@@ -37,32 +36,16 @@ from kvseal.core.request import Request
 from kvseal.kv.capacity import NeverFits
 from kvseal.kv.handles import Ticket
 from kvseal.kv.manager import KVManager
-from kvseal.kv.prefix_key import PackedTokens
 from kvseal.sched import policy
-from kvseal.sched.line import WaitingLine
+from kvseal.sched.admission import Admission
+from kvseal.sched.counters import SchedulerCounters
+from kvseal.sched.line import Pace, WaitingLine
 from kvseal.sched.sequence import Decoding, Ended, Prefilling, Sequence, Waiting
 
 _ASIDE_PER_STEP = 16
 """How many waiting sequences may be set aside in one step to share a prefill; bounds the work of a step."""
 
 _KEY = attrgetter("key")
-
-
-@dataclass(slots=True)
-class SchedulerCounters:
-    """Counts from the start; read by `node.engine` for its stats."""
-
-    steps: int = 0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    """Sampled tokens of requests that have ended; `Scheduler.output_tokens` adds those of the open ones."""
-    queried_tokens: int = 0
-    """Prompt tokens looked up in the prefix cache, first admissions only."""
-    cached_tokens: int = 0
-    preemptions: int = 0
-    recomputed_tokens: int = 0
-    broken_seals: dict[str, int] = field(default_factory=dict)
-    outcomes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("completed", "refused", "cancelled", "failed"), 0))
 
 
 class Scheduler:
@@ -82,9 +65,9 @@ class Scheduler:
         self._blocked = False
         """The head of the line did not fit beside those that run, and none of them has given anything back since."""
         self._deadlines: list[tuple[float, int, Sequence]] = []
-        self._lengths = policy.LengthHistory()
+        self._admission = Admission(kv, page_tokens)
         self._arrivals = 0
-        self._pace = _Pace()
+        self._pace = Pace()
         self._batch: Batch | None = None
         self._flight: list[Sequence] = []
         self._tickets: list[Ticket] = []
@@ -180,11 +163,18 @@ class Scheduler:
         for ticket in self._tickets:
             ticket.release()
         self._tickets.clear()
+        commit = self._kv.commit
         for sequence, row, out in zip(self._flight, batch.rows, result.rows, strict=True):
+            state = sequence.state
             if out.broken is not None:
                 self._break(sequence, out.broken)
-            elif type(sequence.state) is not Ended:
+            elif out.failed is not None or type(state) is not Decoding:
                 self._advance(sequence, row, out)
+            else:
+                end = row.start + 1
+                commit(state.grant, row.tokens, end, out.page_digests)
+                sequence.computed_tokens = end
+                self._emit(sequence, out)
         self._flight = []
         return self.take_events()
 
@@ -281,7 +271,7 @@ class Scheduler:
             sequence = self._line.first()
             if sequence is None or any(passed.overtaken >= policy.MAX_OVERTAKEN for passed in aside):
                 break
-            if self._shares_prefill(sequence):
+            if self._prefilling and self._admission.shares_prefill(sequence, self._running):
                 aside.append(self._line.pop())
             elif self._try_admit(sequence, left):
                 self._line.pop()
@@ -295,21 +285,12 @@ class Scheduler:
             self._line.push(sequence)
 
     def _try_admit(self, sequence: Sequence, left: int) -> bool:
-        reuse = self._reuses(sequence)
-        new_tokens = len(sequence.tokens) - (self._probe(sequence) if reuse else 0)
-        first_tokens = min(new_tokens, left)
-        grant = self._kv.admit(
-            sequence.request_id,
-            sequence.request.scope,
-            self._packed(sequence),
-            first_tokens=first_tokens,
-            reuse=reuse,
-            reserve_pages=self._reserve_pages(sequence, new_tokens - first_tokens),
-        )
+        grant = self._admission.ask(sequence, self._running, self._prefilling, left)
         if grant is None:
             if not self._running and not self._kv.usage().draining:
                 self._end(sequence, Failed(Unavailable("cache pages were put out of use, and what is left cannot hold the request")))
             return False
+        reuse = self._admission.reuses(sequence)
         sequence.admit(grant)
         insort(self._running, sequence, key=_KEY)
         self._prefilling += 1
@@ -323,76 +304,26 @@ class Scheduler:
             counters.recomputed_tokens += max(0, sequence.lost_tokens - grant.cached_tokens)
         return True
 
-    def _packed(self, sequence: Sequence) -> PackedTokens:
-        if sequence.packed is None:
-            sequence.packed = self._kv.pack(sequence.tokens)
-        return sequence.packed
-
-    def _probe(self, sequence: Sequence) -> int:
-        return self._kv.probe(sequence.request.scope, self._packed(sequence))
-
-    def _reserve_pages(self, candidate: Sequence, later_tokens: int) -> int:
-        """Pages to leave for what is known to come (prompts not yet computed, `later_tokens` of the candidate's) and for the forecast
-        growth of all. 0 when nobody runs: the first always starts."""
-        if not self._running:
-            return 0
-        forecasts = [self._forecast(sequence) for sequence in self._running]
-        forecasts.append(self._forecast(candidate))
-        known = later_tokens
-        if self._prefilling:
-            known += sum(max(0, len(sequence.tokens) - sequence.room_tokens) for sequence in self._running)
-        return -(-(known + policy.peak_growth_tokens(forecasts)) // self._page_tokens)
-
-    def _forecast(self, sequence: Sequence) -> tuple[int, int]:
-        produced = sequence.output_tokens
-        most = sequence.max_output_tokens - produced
-        if sequence.sampling.stop_token_ids:
-            most = self._lengths.remaining(produced, most, sequence.arrival)
-        return most, len(sequence.tokens) - (sequence.cached_tokens or 0)
-
-    def _reuses(self, sequence: Sequence) -> bool:
-        """Prompt logprobs need every prompt position computed: until they are complete, nothing is read from the cache."""
-        return sequence.sampling.prompt_logprobs is None or len(sequence.prompt_logprobs) == sequence.prompt_tokens
-
-    def _shares_prefill(self, sequence: Sequence) -> bool:
-        """Whether to wait for the prefill of another that begins with the same tokens (module's docstring: Sharing)."""
-        if not self._prefilling or sequence.overtaken >= policy.MAX_OVERTAKEN or not self._reuses(sequence):
-            return False
-        first = sequence.deferred_to
-        for other in self._running if first is None else (first,):
-            if type(other.state) is not Prefilling or other.request.scope != sequence.request.scope:
-                continue
-            shared = policy.shared_tokens(sequence.tokens, other.tokens, self._page_tokens)
-            if shared <= other.computed_tokens:
-                continue
-            if policy.worth_sharing(shared, self._probe(sequence)):
-                sequence.deferred_to = other
-                return True
-        return False
-
     # --- results ---
 
     def _advance(self, sequence: Sequence, row: Row, out: RowResult) -> None:
+        """Everything but the plain decode row."""
+        if sequence.ended:
+            return
         if out.failed is not None:
             self._end(sequence, Failed(out.failed))
             return
-        state = sequence.state
-        end = row.start + len(row.tokens)
-        if type(state) is Decoding:
-            self._kv.commit(state.grant, row.tokens, end, out.page_digests)
-        else:
-            self._kv.commit(sequence.grant, row.tokens, end, out.page_digests)
-            if sequence.sampling.prompt_logprobs is not None:
-                self._collect_prompt_logprobs(sequence, row, out)
-            if row.samples:
-                sequence.decode()
-                self._prefilling -= 1
-        sequence.computed_tokens = end
+        self._kv.commit(sequence.grant, row.tokens, row.end, out.page_digests)
+        sequence.computed_tokens = row.end
+        if sequence.sampling.prompt_logprobs is not None:
+            self._collect_prompt_logprobs(sequence, row, out)
         if row.samples:
+            sequence.decode()
+            self._prefilling -= 1
             self._emit(sequence, out)
 
     def _collect_prompt_logprobs(self, sequence: Sequence, row: Row, out: RowResult) -> None:
-        if not self._reuses(sequence):
+        if not self._admission.reuses(sequence):
             if row.start == 0:
                 sequence.prompt_logprobs = [None]
             sequence.prompt_logprobs += out.prompt_logprobs
@@ -401,13 +332,20 @@ class Scheduler:
         token = out.token
         if token is None:
             raise LawBroken(Law.L6, f"the row of request {sequence.request_id} should have sampled and has no token")
-        tokens, sampling = sequence.tokens, sequence.sampling
+        tokens = sequence.tokens
         tokens.append(token)
         produced = len(tokens) - sequence.prompt_tokens
-        logprobs = () if out.logprobs is None else (out.logprobs,)
-        prompt_logprobs = tuple(sequence.prompt_logprobs) if produced == 1 else ()
-        self._events.append(TokensEvent(sequence.request_id, (token,), logprobs, prompt_logprobs, sequence.cached_tokens or 0))
-        if token in sampling.stop_token_ids and produced > sampling.min_tokens:
+        logprobs = out.logprobs
+        self._events.append(
+            TokensEvent(
+                sequence.request_id,
+                (token,),
+                () if logprobs is None else (logprobs,),
+                tuple(sequence.prompt_logprobs) if produced == 1 else (),
+                sequence.cached_tokens or 0,
+            )
+        )
+        if token in sequence.sampling.stop_token_ids and produced > sequence.sampling.min_tokens:
             self._end(sequence, Completed(FinishReason.STOP, sequence.usage, token))
         elif produced >= sequence.max_output_tokens:
             self._end(sequence, Completed(FinishReason.LENGTH, sequence.usage))
@@ -447,7 +385,7 @@ class Scheduler:
         del self._open[sequence.request_id]
         self.counters.output_tokens += sequence.output_tokens
         if sequence.output_tokens and not isinstance(outcome, Failed):
-            self._lengths.add(sequence.output_tokens)
+            self._admission.lengths.add(sequence.output_tokens)
         self.counters.outcomes[type(outcome).__name__.lower()] += 1
         self._pace.ended(self._clock.now_s())
         self._events.append(EndedEvent(sequence.request_id, outcome))
@@ -464,22 +402,3 @@ class Scheduler:
             f"{waiting} requests wait already and the line holds {self._max_queued}; try again in {retry_after_s:.0f} s",
             retry_after_s=retry_after_s,
         )
-
-
-class _Pace:
-    """How fast requests end, for an honest Retry-After."""
-
-    def __init__(self) -> None:
-        self._last_s: float | None = None
-        self._interval_s: float | None = None
-
-    def ended(self, now_s: float) -> None:
-        if self._last_s is not None:
-            interval_s = now_s - self._last_s
-            self._interval_s = interval_s if self._interval_s is None else 0.9 * self._interval_s + 0.1 * interval_s
-        self._last_s = now_s
-
-    def seconds_for(self, waiting: int) -> float:
-        """Until a tenth of the line has moved, from 1 to 60 s."""
-        interval_s = self._interval_s or 0.0
-        return min(60.0, max(1.0, interval_s * waiting / 10))

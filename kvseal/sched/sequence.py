@@ -175,7 +175,7 @@ class Sequence:
 
     def _hold(self, state: Holding) -> None:
         self.state = state
-        self.packed = None
+        self.packed = self.deferred_to = None
         self.computed_tokens = state.grant.table.valid_tokens
         self.room_tokens = state.grant.room_tokens
 

@@ -63,7 +63,7 @@ def alone(prompt: tuple[int, ...], output_tokens: int) -> list[int]:
 def test_any_load_is_answered_exactly(loads: list[Load], pages: int, chunk_tokens: int, running: int, optimist: bool) -> None:
     rig = Rig(pages=pages, chunk_tokens=chunk_tokens, max_running=running)
     if optimist:  # admits too many, and has to preempt
-        rig.scheduler._lengths = LengthHistory(prior=(1,) * 200)
+        rig.scheduler._admission.lengths = LengthHistory(prior=(1,) * 200)
     cancels: dict[int, list[str]] = {}
     steps = 0
     for index, load in enumerate(loads):

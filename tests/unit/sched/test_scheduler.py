@@ -53,7 +53,7 @@ def test_a_hit_answers_like_a_miss(tokens: int) -> None:
 def optimist(**options: int) -> Rig:
     """A rig that has only ever seen requests of one token, so it admits too many and must preempt."""
     rig = Rig(**options)
-    rig.scheduler._lengths = LengthHistory(prior=(1,) * 500)
+    rig.scheduler._admission.lengths = LengthHistory(prior=(1,) * 500)
     return rig
 
 

@@ -1,0 +1,25 @@
+"""What the scheduler counts, for metrics.
+
+Owns numbers alone. They only grow, and none of them is content.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    """Counts from the start; read by `node.engine` for its stats."""
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    """Sampled tokens of requests that have ended; `Scheduler.output_tokens` adds those of the open ones."""
+    queried_tokens: int = 0
+    """Prompt tokens looked up in the prefix cache, first admissions only."""
+    cached_tokens: int = 0
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    broken_seals: dict[str, int] = field(default_factory=dict)
+    outcomes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("completed", "refused", "cancelled", "failed"), 0))

@@ -27,7 +27,8 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent / "tests")]
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 from golden.small_models import FIXTURES, random_tensor, random_tokens, rounded
 from golden_cases import ARCHITECTURES, CASES, EOS, NEW_TOKENS, POSITIONS, PROMPTS, SMALL, SMALLEST_GAP, SPECIAL, TEXTS
 

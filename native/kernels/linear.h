@@ -40,10 +40,10 @@ static inline void put(const Outputs& to, int token, int row, int rows, f8 y) {
 }
 
 template <PackFormat FORMAT, int R, int T>
-static inline void tile(const Linear& w, const Inputs& in, int token, int block, const Outputs& to) {
+static inline void tile(const Linear& w, const Inputs& in, int token, int block, bool cold, const Outputs& to) {
     f8 acc[R][T];
     if constexpr (FORMAT >= PACK_Q8)
-        quant_tile<FORMAT, R, T>(w, in, token, block, acc);
+        quant_tile<FORMAT, R, T>(w, in, token, block, cold, acc);
     else
         float_tile<FORMAT, R, T>(w, in, token, block, acc);
     for (int r = 0; r < R; ++r)
@@ -52,10 +52,10 @@ static inline void tile(const Linear& w, const Inputs& in, int token, int block,
 
 // All row blocks for T tokens, R at a time.
 template <PackFormat FORMAT, int R, int T>
-static inline void strip(const Linear& w, const Inputs& in, int token, int begin, int end, const Outputs& to) {
+static inline void strip(const Linear& w, const Inputs& in, int token, int begin, int end, bool cold, const Outputs& to) {
     int block = begin;
-    for (; block + R <= end; block += R) tile<FORMAT, R, T>(w, in, token, block, to);
-    for (; block < end; ++block) tile<FORMAT, 1, T>(w, in, token, block, to);
+    for (; block + R <= end; block += R) tile<FORMAT, R, T>(w, in, token, block, cold, to);
+    for (; block < end; ++block) tile<FORMAT, 1, T>(w, in, token, block, cold, to);
 }
 
 template <PackFormat FORMAT>
@@ -65,11 +65,11 @@ static void linear_of(const Linear& w, const Inputs& in, int token_begin, int to
     constexpr int FEW = 2;               // for two or three tokens
     constexpr int MANY = QUANT ? 1 : 2;  // for four tokens: as much as the registers hold
     int t = token_begin;
-    for (; t + 4 <= token_end; t += 4) strip<FORMAT, MANY, 4>(w, in, t, begin, end, to);
+    for (; t + 4 <= token_end; t += 4) strip<FORMAT, MANY, 4>(w, in, t, begin, end, t == token_begin, to);
     switch (token_end - t) {
-        case 3: strip<FORMAT, FEW, 3>(w, in, t, begin, end, to); break;
-        case 2: strip<FORMAT, FEW, 2>(w, in, t, begin, end, to); break;
-        case 1: strip<FORMAT, ONE, 1>(w, in, t, begin, end, to); break;
+        case 3: strip<FORMAT, FEW, 3>(w, in, t, begin, end, t == token_begin, to); break;
+        case 2: strip<FORMAT, FEW, 2>(w, in, t, begin, end, t == token_begin, to); break;
+        case 1: strip<FORMAT, ONE, 1>(w, in, t, begin, end, t == token_begin, to); break;
         default: break;
     }
 }

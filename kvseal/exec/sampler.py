@@ -121,6 +121,8 @@ def _choose(values: Float32, ids: Indices | None, params: SamplingParams, output
     highest = values[best]
     if highest == -np.inf:
         raise SamplingFailed("every token is ruled out (allowed_token_ids, stop ids before min_tokens); none can be chosen")
+    if not math.isfinite(highest):
+        raise SamplingFailed(NOT_FINITE)
     if params.temperature > 0:
         scaled = (values - highest) / np.float32(max(params.temperature, SMALLEST_TEMPERATURE))
         best = _draw(scaled, params, uniform(params.seed, output_index))

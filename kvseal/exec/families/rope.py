@@ -20,6 +20,9 @@ from kvseal.exec.spec import RopeSpec
 
 Float64 = npt.NDArray[np.float64]
 
+PHI3_ORIGINAL_TOKENS = 4096
+"""Default of transformers' Phi3Config for `original_max_position_embeddings`."""
+
 
 def plain_frequencies(theta: float, rotary_dims: int) -> Float64:
     """[rotary_dims / 2]: theta ** (-2 i / rotary_dims)."""
@@ -94,9 +97,10 @@ def from_config(config: Fields, *, head_dim: int, default_theta: float, partial:
     `original_max_position_embeddings` its long factors serve all sequences, else its short factors and no more than the original length.
     """
     promised = config.count("max_position_embeddings")
-    parameters = config.nested("rope_parameters") or config.nested("rope_scaling") or Fields({}, config.where)
-    if any(isinstance(parameters.raw(key), dict) for key in ("full_attention", "sliding_attention")):
-        raise config.unsupported("rope_parameters", "differs by kind of layer; KVSeal computes one rotary embedding for all layers")
+    key = "rope_scaling" if config.raw("rope_scaling") else "rope_parameters"  # with both, transformers takes the older one
+    parameters = config.nested(key) or Fields({}, config.where)
+    if any(isinstance(parameters.raw(kind), dict) for kind in ("full_attention", "sliding_attention")):
+        raise config.unsupported(key, "differs by kind of layer; KVSeal computes one rotary embedding for all layers")
     theta = parameters.number("rope_theta", config.number("rope_theta", default_theta))
     factor_of_head = parameters.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
     if factor_of_head > 1 or (factor_of_head != 1 and not partial):
@@ -147,7 +151,8 @@ def _yarn_from(parameters: Fields, frequencies: Float64, theta: float, promised:
 def _longrope_from(
     config: Fields, parameters: Fields, frequencies: Float64, promised: int, context_tokens: int | None
 ) -> tuple[RopeSpec, int]:
-    original = config.count("original_max_position_embeddings", parameters.count("original_max_position_embeddings", promised))
+    key = "original_max_position_embeddings"
+    original = config.count(key, parameters.count(key, PHI3_ORIGINAL_TOKENS))
     factor = parameters.number("factor", promised / original)
     magnitude = parameters.number("attention_factor", longrope_magnitude(factor, original))
     long = context_tokens is not None and context_tokens > original

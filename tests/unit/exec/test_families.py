@@ -136,6 +136,12 @@ def test_rope_scaling(key: str, scaling: dict[str, object], name: str, context: 
     assert found.rope.inverse_frequencies[0] == pytest.approx({"linear 2": 0.5}.get(name, 1.0))
 
 
+def test_the_older_key_wins_as_in_transformers() -> None:
+    both = spec(rope_scaling={"type": "linear", "factor": 2.0}, rope_parameters={"rope_type": "linear", "factor": 3.0})
+    assert both.rope.scaling == "linear 2"
+    assert spec(rope_scaling={}, rope_parameters={"rope_type": "linear", "factor": 3.0}).rope.scaling == "linear 3"
+
+
 def test_rope_theta_of_both_generations_of_keys() -> None:
     old, new = spec(rope_theta=500.0), spec(rope_parameters={"rope_type": "default", "rope_theta": 500.0})
     assert old.rope == new.rope
@@ -150,13 +156,16 @@ PHI = {
 
 
 def test_longrope_is_fixed_by_the_served_context() -> None:
-    config = Fields(LLAMA | {"architectures": ["Phi3ForCausalLM"]} | PHI, "config.json")
+    values = LLAMA | {"architectures": ["Phi3ForCausalLM"]} | PHI
+    config = Fields(values, "config.json")
     default, asked, long = (spec_from_config(config, context_tokens=tokens) for tokens in (None, 128, 129))
     assert default == asked
     assert (default.context_tokens, default.rope.scaling, default.rope.rotary_dims) == (128, "longrope short", 6)
     assert (long.context_tokens, long.rope.scaling) == (512, "longrope long")
     assert default.rope.inverse_frequencies[0] == 1.0
     assert long.rope.inverse_frequencies[0] == 0.25
+    unsaid = Fields({key: value for key, value in values.items() if key != "original_max_position_embeddings"}, "config.json")
+    assert spec_from_config(unsaid, context_tokens=512).rope.scaling == "longrope short"  # below the class default of 4096
     assert default.rope.magnitude == long.rope.magnitude == pytest.approx((1 + 2 / 7) ** 0.5)  # factor 4 = 2^2 over 128 = 2^7
 
 

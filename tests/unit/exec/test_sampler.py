@@ -180,6 +180,12 @@ def test_logits_that_are_not_finite_never_become_a_token(bad: float, params: dic
         draw(np.full(VOCAB, bad, dtype=np.float32), **params)
 
 
+def test_penalties_that_overflow_never_become_a_token() -> None:
+    logits = np.array([3e38, -1.0], dtype=np.float32)
+    with np.errstate(over="ignore"), pytest.raises(SamplingFailed, match="not finite"):
+        draw(logits, repetition_penalty=0.5, history=(0,), prompt_tokens=1)
+
+
 def test_nothing_to_choose_from_is_an_error() -> None:
     with pytest.raises(SamplingFailed, match="ruled out"):
         draw(logits_of(6), allowed_token_ids=(4,), stop_token_ids=frozenset({4}), min_tokens=2, temperature=1)

@@ -34,6 +34,8 @@ def traits_for(fault: str, seed: int) -> Traits:
         return replace(traits, places=2, queue=1)
     if fault == "shared-timing-only":
         return replace(traits, prefill_s=3e-4, cached_counts=False)
+    if fault == "keeps-generating":
+        return replace(traits, step_s=3e-3)  # Generating must take longer than sending, or there is nothing to go on with.
     return traits
 
 

@@ -19,7 +19,6 @@ from tests.audit.rawhttp import Exchange, RawServer
 from tests.audit.toy import Emitted, Reading, tokenize
 
 PAGE = 16
-STEP_S = 0.0
 MODEL = "toy"
 
 # Switch -> the probe that must find it, and the rules of which at least one must be among its findings.
@@ -94,6 +93,7 @@ class Traits:
     keys: tuple[str, ...] = ()
     salts: bool = True
     prefill_s: float = 10e-6
+    step_s: float = 0.0
     says_context: bool = True
 
     @staticmethod
@@ -112,6 +112,7 @@ class Traits:
             completions=draw.random() < 0.8,
             keys=("key-one", "key-two") if draw.random() < 0.6 else (),
             says_context=draw.random() < 0.9,
+            step_s=draw.choice((0.0, 0.0, 1e-3)),
         )
 
 
@@ -421,7 +422,7 @@ class Standin:
             await self._stream(http, body, chat, one)
             return
         while one.finish is None and not self._gone(http):
-            await asyncio.sleep(STEP_S)
+            await asyncio.sleep(self.traits.step_s)
             self._step(one)
         if not self._gone(http):
             await self._answer(http, body, chat, one)
@@ -498,7 +499,7 @@ class Standin:
         sent = 0
         while True:
             if one.finish is None:
-                await asyncio.sleep(STEP_S)
+                await asyncio.sleep(self.traits.step_s)
                 self._step(one)
             fresh = one.emitted[sent:]
             sent = len(one.emitted)

@@ -16,17 +16,18 @@ from kvseal.audit.probes.base import Cost, Depth, Probe, Scene, exhibit
 from kvseal.audit.prompts import filler
 from kvseal.audit.statistics import median
 from kvseal.audit.target import Target, read_metrics
-from kvseal.audit.wire import Answer, End
+from kvseal.audit.wire import Answer, Ask, End
 
 _NEIGHBOUR_TOKENS = 24
 _VICTIM_TOKENS = 96
 _LONG_TOKENS = 256
 _SETTLE_S = 8.0
+_QUIET_TRIES = 8
 
 
 def cost(target: Target, depth: Depth, concurrency: int) -> Cost:
     rounds, neighbours = _rounds(depth), _neighbours(concurrency)
-    requests = 2 * neighbours + rounds * (2 * neighbours + 2) + 3 * (concurrency + 22) + 4
+    requests = 2 * neighbours + rounds * (2 * neighbours + 2) + 3 * ((_QUIET_TRIES + 1) * concurrency + 1) + 8
     tokens = requests * (200 + _VICTIM_TOKENS) + 3 * concurrency * _LONG_TOKENS
     return Cost(requests + 20, tokens)
 
@@ -148,6 +149,7 @@ async def _slots_come_back(scene: Scene, result: ProbeResult) -> None:
     idle_s = median([answer.total_s for answer in idle if answer.ok] or [scene.client.settings.timeout_s])
     blocked: list[tuple[float, float, Answer]] = []
     for _ in range(3):
+        await _quiet(scene, small, idle_s)
         long = [
             scene.ask(
                 filler(24, scene.draw).lstrip(), tokens=48, max_tokens=_LONG_TOKENS, stream=True, logprobs=False, label="long, hangs up"
@@ -161,10 +163,6 @@ async def _slots_come_back(scene: Scene, result: ProbeResult) -> None:
         waits = not answer.ok or answer.total_s >= max(4 * idle_s, idle_s + 0.25 * rest_s)
         if waits and rest_s > max(4 * idle_s, 0.05):
             blocked.append((answer.total_s, rest_s, answer))
-        for _ in range(20):  # The next try starts from quiet.
-            if (await scene.client.ask(small)).total_s < max(2 * idle_s, idle_s + 0.02):
-                break
-            await asyncio.sleep(0.1)
     if not blocked:
         result.proved.append("after all long requests hung up, the next small one is answered without waiting for them")
     elif len(blocked) == 1:
@@ -185,6 +183,15 @@ async def _slots_come_back(scene: Scene, result: ProbeResult) -> None:
                 ("https://github.com/vllm-project/vllm/issues/54947", "https://github.com/ggml-org/llama.cpp/issues/24496"),
             )
         )
+
+
+async def _quiet(scene: Scene, small: Ask, idle_s: float) -> None:
+    """Waits until as many small requests at once as we may send are answered quickly: every place is free. Gives up after a while."""
+    for _ in range(_QUIET_TRIES):
+        answers = await scene.client.ask_all([small] * scene.concurrency)
+        if max(answer.total_s for answer in answers) < max(0.05, 2 * scene.concurrency * idle_s):
+            return
+        await asyncio.sleep(0.25)
 
 
 async def _pages_come_back(scene: Scene, result: ProbeResult, busy_before: float | None, held_before: float | None) -> None:

@@ -11,13 +11,15 @@ from kvseal.audit.metrics import parse_metrics
 from kvseal.audit.probes.offline import Shown, look
 
 SGLANG = """
-[2026-11-01 10:00:00] server_args=ServerArgs(model_path='zai-org/GLM-5.3', disaggregation_mode='prefill', kv_canary='none', enable_hierarchical_cache=True)
-[2026-11-01 10:03:00] KV Cache is allocated. #tokens: 681280, KV size: 34.22 GB
-[2026-11-01 10:03:01] max_total_num_tokens=681280, chunked_prefill_size=16384, max_prefill_tokens=16384, context_len=1048576, available_gpu_mem=5.1 GB
+[2026-11-01 10:00:00] server_args=ServerArgs(model_path='zai-org/GLM-5.3', disaggregation_mode='prefill', kv_canary='none',
+enable_hierarchical_cache=True) [2026-11-01 10:03:00] KV Cache is allocated. #tokens: 681280, KV size: 34.22 GB
+[2026-11-01 10:03:01] max_total_num_tokens=681280, chunked_prefill_size=16384, max_prefill_tokens=16384, context_len=1048576,
+available_gpu_mem=5.1 GB
 """
 VLLM = """
 (APIServer pid=1) INFO 11-01 10:00:00 [api_server.py:1] vLLM API server version 0.20.2
-(APIServer pid=1) INFO 11-01 10:00:00 non-default args: {'max_model_len': 32768, 'kv_transfer_config': KVTransferConfig(kv_connector='NixlConnector')}
+(APIServer pid=1) INFO 11-01 10:00:00 non-default args: {'max_model_len': 32768, 'kv_transfer_config':
+KVTransferConfig(kv_connector='NixlConnector')}
 (EngineCore pid=9) INFO 11-01 10:01:00 [kv_cache_utils.py:1] GPU KV cache size: 187,232 tokens
 """
 LLAMA = """
@@ -76,7 +78,8 @@ def test_settings_that_are_right_are_proved() -> None:
 
 
 def test_metrics_state_pool_context_and_broken_seals() -> None:
-    text = 'kvseal_kv_pool_tokens 4096\nkvseal_max_servable_tokens 8192\nkvseal_broken_seals_total{law="L3"} 2\nkvseal_broken_seals_total{law="L4"} 0\n'
+    seals = 'kvseal_broken_seals_total{law="L3"} 2\nkvseal_broken_seals_total{law="L4"} 0\n'
+    text = "kvseal_kv_pool_tokens 4096\nkvseal_max_servable_tokens 8192\n" + seals
     rules = {finding.rule for finding in look(Shown(metrics=parse_metrics(text)), load()).findings}
     assert rules == {"offline.pool-below-context", "offline.broken-seals"}
 

@@ -44,6 +44,7 @@ from kvseal.serve.metrics import CONTENT_TYPE, Metrics
 from kvseal.serve.parse import GenerationAsk, check_model, read_chat, read_completion, read_fields, rendering
 from kvseal.serve.record import record_of
 from kvseal.serve.respond import GenerationResponse
+from kvseal.serve.sampling_defaults import describe
 from kvseal.serve.schemas import DetokenizeBody, TokenizeBody
 from kvseal.serve.served import ServedModel
 
@@ -51,6 +52,8 @@ Reader = Callable[..., Awaitable[GenerationAsk]]
 Endpoint = Callable[[HttpRequest], Awaitable[Any]]
 
 BODY_TIMEOUT_S = 60.0
+STATS_TIMEOUT_S = 5.0
+"""The engine answers between two steps; one that hangs must not make a scrape hang."""
 DISCARD_BYTES = 64 * 2**20
 """How much of a body that is too large is read and thrown away, so that the client gets to read the answer."""
 _SEED_STEP = 0x9E3779B97F4A7C15
@@ -235,14 +238,16 @@ class _Routes:
             "max_body_bytes": deps.max_body_bytes,
             "request_timeout_s": deps.request_timeout_s,
         }
-        report = msgspec.to_builtins(self._model.report)
-        return _json({"version": metadata_version(), "model": self._model.name, "report": report, "limits": limits})
+        report, sampling = msgspec.to_builtins(self._model.report), describe(self._model.defaults)
+        return _json(
+            {"version": metadata_version(), "model": self._model.name, "report": report, "limits": limits, "sampling_defaults": sampling}
+        )
 
     async def metrics(self, request: HttpRequest) -> Response:
         engine = self._deps.engine
         try:
-            stats = await engine.stats()
-        except Unavailable:
+            stats = await asyncio.wait_for(engine.stats(), STATS_TIMEOUT_S)
+        except (Unavailable, TimeoutError):
             stats = None
         ready = engine.state is EngineState.READY
         text = self._deps.metrics.render(self._model.report, stats, ready=ready, restarts=engine.restarts)

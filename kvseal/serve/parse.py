@@ -257,21 +257,21 @@ def _shared(body: ChatBody | CompletionBody, ignored: tuple[str, ...], obfuscate
 
 
 def _sampling(body: ChatBody | CompletionBody, model: ServedModel, *, logprobs: int | None, prompt_logprobs: int | None) -> SamplingParams:
-    neutral = SamplingParams()
+    usual = model.defaults
     stop_ids = frozenset(body.stop_token_ids or ()) | (frozenset() if body.ignore_eos else model.end_tokens)
     if body.stop_token_ids and len(body.stop_token_ids) > MAX_TOP_LOGPROBS * 100:
         raise InvalidRequest("stop_token_ids has more than 2000 entries", param="stop_token_ids")
     # 0 is legal in OpenAI's range and means "the most likely token only"; -1 is vLLM's "off".
-    top_p = neutral.top_p if body.top_p is None else body.top_p or 1e-9
-    top_k = 0 if body.top_k is None or body.top_k == -1 else body.top_k
+    top_p = usual.top_p if body.top_p is None else body.top_p or 1e-9
+    top_k = usual.top_k if body.top_k is None else 0 if body.top_k == -1 else body.top_k
     return SamplingParams(
-        temperature=_given(body.temperature, neutral.temperature),
+        temperature=_given(body.temperature, usual.temperature),
         top_k=top_k,
         top_p=top_p,
-        min_p=_given(body.min_p, neutral.min_p),
-        presence_penalty=_given(body.presence_penalty, neutral.presence_penalty),
-        frequency_penalty=_given(body.frequency_penalty, neutral.frequency_penalty),
-        repetition_penalty=_given(body.repetition_penalty, neutral.repetition_penalty),
+        min_p=_given(body.min_p, usual.min_p),
+        presence_penalty=_given(body.presence_penalty, usual.presence_penalty),
+        frequency_penalty=_given(body.frequency_penalty, usual.frequency_penalty),
+        repetition_penalty=_given(body.repetition_penalty, usual.repetition_penalty),
         seed=_seed(body.seed),
         logit_bias=_logit_bias(body.logit_bias) | _banned(body.bad_words, model),
         allowed_token_ids=None if body.allowed_token_ids is None else tuple(body.allowed_token_ids),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvseal.core.errors import ContextLengthExceeded, InvalidRequest
+from kvseal.core.request import SamplingParams
 from kvseal.node.report import StartReport
 from kvseal.serve.chat_template import ChatTemplate
 from kvseal.serve.tokenizer import Tokenizer
@@ -39,6 +40,8 @@ class ServedModel:
     template: ChatTemplate | None
     report: StartReport
     created_s: int
+    defaults: SamplingParams = field(default_factory=SamplingParams)
+    """What holds for a request that does not say how to sample."""
     long_texts: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One long text is encoded at a time: whatever callers send, it costs the engine at most one core."""
 

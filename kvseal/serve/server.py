@@ -32,6 +32,7 @@ from kvseal.serve.auth import KeyRing, Scopes
 from kvseal.serve.chat_template import ChatTemplate
 from kvseal.serve.gate import new_id
 from kvseal.serve.metrics import Metrics
+from kvseal.serve.sampling_defaults import describe, sampling_defaults
 from kvseal.serve.served import ServedModel
 from kvseal.serve.tokenizer import Tokenizer
 from kvseal.serve.tokenizer_files import load_tokenizer
@@ -72,7 +73,7 @@ async def _serve(config: ServeConfig, listener: socket.socket, engine_module: st
         server = _http_server(deps)
         host, port = listener.getsockname()[:2]
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        print(start_report(config, engine.report, model.name), file=sys.stderr)
+        print(start_report(config, model), file=sys.stderr)
         print(f"KVSeal is ready after {time.monotonic() - started_s:.1f} s at {address}/v1", file=sys.stderr, flush=True)
         stopping = _stop_on_signals(server, engine, config.drain_timeout_s)
         _reload_on_hangup(keys)
@@ -111,7 +112,8 @@ def _model(config: ServeConfig, tokenizer: Tokenizer, own_template: str | None, 
     source = own_template if own_template is not None else tokenizer.chat_template
     template = None if source is None else ChatTemplate(source, tokenizer.special_texts)
     name = config.served_model_name or report.model_name
-    return ServedModel(name=name, tokenizer=tokenizer, template=template, report=report, created_s=int(time.time()))
+    defaults = sampling_defaults(config.engine.model)
+    return ServedModel(name=name, tokenizer=tokenizer, template=template, report=report, created_s=int(time.time()), defaults=defaults)
 
 
 async def _warm_up(engine: EngineClient, scopes: Scopes) -> None:
@@ -235,8 +237,10 @@ def _reload_on_hangup(keys: KeyRing) -> None:
 # --- what is said at start ---------------------------------------------------------------------------------
 
 
-def start_report(config: ServeConfig, report: StartReport, name: str) -> str:
+def start_report(config: ServeConfig, model: ServedModel) -> str:
     """The numbers that must agree, for people. /version returns the same ones."""
+    report, name = model.report, model.name
+    sampling = ", ".join(f"{name} {value:g}" for name, value in describe(model.defaults).items())
     rows = [
         ("model", f"{name} ({report.family}), {report.weights_format} weights, {_size(report.weights_bytes)}"),
         ("compute", f"{report.backend} backend, {report.instruction_set}, {report.threads} threads"),
@@ -247,6 +251,7 @@ def start_report(config: ServeConfig, report: StartReport, name: str) -> str:
         ("served context", f"{report.served_context_tokens} tokens per request, prompt and output together ({report.context_reason})"),
         ("full-length requests", f"{report.full_length_requests} fit at once"),
         ("limits", f"{report.max_running} running, {report.max_queued} queued, {report.chunk_tokens} tokens per step"),
+        ("sampling", f"{sampling or 'temperature 1'} unless a request says otherwise"),
         ("bodies", f"{_size(config.max_body_bytes)} at most; request timeout {config.request_timeout_s or 'none'}"),
         ("API keys", "needed" if config.api_keys is not None else "none: whoever reaches the port may use it"),
     ]

@@ -14,6 +14,7 @@ def test_the_limit_is_the_same_number_in_all_places(narrow: ServerProcess) -> No
     assert narrow.client.get("/v1/models").json()["data"][0]["max_model_len"] == LIMIT
     assert narrow.client.get("/version").json()["report"]["served_context_tokens"] == LIMIT
     assert narrow.metrics()["kvseal_max_servable_tokens"] == LIMIT
+    assert narrow.client.get("/version").json()["sampling_defaults"] == {"temperature": 0.2, "top_p": 0.9}
     assert f"{LIMIT} tokens per request, prompt and output together (what the pool holds)" in narrow.text
     assert "8192 tokens promised by the model" in narrow.text
 

@@ -22,6 +22,7 @@ import subprocess
 import sys
 from collections import deque
 from enum import StrEnum
+from typing import cast
 
 from kvseal.core.clock import Clock, MonotonicClock
 from kvseal.core.config import EngineConfig
@@ -235,7 +236,7 @@ class EngineClient:
             command = [sys.executable, "-m", self._module, str(theirs.fileno())]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         ours.setblocking(False)
-        _, link = await asyncio.get_running_loop().create_connection(lambda: _Link(self), sock=ours)
+        _, link = await asyncio.get_running_loop().create_unix_connection(lambda: _Link(self), sock=ours)
         self._link = link
         link.send(m.Hello(m.PROTOCOL_VERSION, self._config))
         self._report = await link.ready
@@ -377,8 +378,8 @@ class _Link(asyncio.Protocol):
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if isinstance(transport, asyncio.Transport):
-            self._transport = transport
+        # Not isinstance: uvloop's transports are none of asyncio's classes.
+        self._transport = cast(asyncio.Transport, transport)
 
     def send(self, message: m.ToEngine) -> None:
         if self._transport is not None and not self.lost.is_set():

@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Protocol
 
 from kvseal.core.config import EngineConfig
-from kvseal.core.errors import Draining, LawBroken, PoolTooSmall, SetupError
+from kvseal.core.errors import BrokenSeal, Draining, LawBroken, PoolTooSmall, SetupError, Unavailable
 from kvseal.core.events import EndedEvent, Event
 from kvseal.core.ids import RequestId
-from kvseal.core.outcome import Refused
+from kvseal.core.outcome import Failed, Refused
 from kvseal.core.request import Request
 from kvseal.node import messages as m
 from kvseal.node.report import EngineStats, StartReport
@@ -99,6 +99,9 @@ class EngineLoop:
     def _step(self) -> None:
         before = self._engine.steps
         events = self._engine.step()
+        for event in events:
+            if isinstance(event, EndedEvent) and isinstance(event.outcome, Failed):
+                _log_failure(event.request_id, event.outcome.error)
         if events or self._engine.steps != before:
             self._send(m.Events(self._engine.steps, tuple(map(m.pack_event, events))))
         else:
@@ -193,6 +196,15 @@ def serve(sock: socket.socket, build: Callable[[EngineConfig], EngineDoor]) -> i
     finally:
         engine.close()
     return 0
+
+
+def _log_failure(request_id: RequestId, error: BrokenSeal | Unavailable) -> None:
+    """L12: every violation is logged, by ids alone."""
+    if isinstance(error, BrokenSeal):
+        place = (error.page, error.ordinal, error.layer)
+        _log.error("request %s: broken seal, law %s, check %s, page %d, ordinal %d, layer %d", request_id, error.law, error.check, *place)
+    else:
+        _log.warning("request %s failed: %s", request_id, type(error).__name__)
 
 
 def _hello(sock: socket.socket) -> EngineConfig:

@@ -52,12 +52,18 @@ async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
             await asyncio.sleep(0.01)
 
 
-def run(body: Callable[[], Awaitable[None]]) -> None:
+def run(body: Callable[[], Awaitable[None]], *, uvloop: bool = False) -> None:
     async def bounded() -> None:
         async with asyncio.timeout(40):
             await body()
 
-    asyncio.run(bounded())
+    with asyncio.Runner(loop_factory=new_uvloop if uvloop else None) as runner:
+        runner.run(bounded())
+
+
+def new_uvloop() -> asyncio.AbstractEventLoop:
+    loop: asyncio.AbstractEventLoop = pytest.importorskip("uvloop").new_event_loop()
+    return loop
 
 
 def test_many_requests_each_get_their_own_answer() -> None:
@@ -101,7 +107,8 @@ def test_setup_error_reaches_the_caller_with_its_own_text() -> None:
     run(body)
 
 
-def test_killed_engine_fails_open_requests_at_once_and_is_replaced() -> None:
+@pytest.mark.parametrize("uvloop", [False, True])
+def test_killed_engine_fails_open_requests_at_once_and_is_replaced(uvloop: bool) -> None:
     async def body() -> None:
         async with engine("echo-slow") as client:
             open_streams = [client.submit(request(f"r{i}", output=5_000)) for i in range(5)]
@@ -119,7 +126,7 @@ def test_killed_engine_fails_open_requests_at_once_and_is_replaced() -> None:
             tokens, _ = await read(client.submit(request("again")))
             assert tokens == [5, 6, 7, 5]
 
-    run(body)
+    run(body, uvloop=uvloop)
 
 
 def test_stopped_engine_is_seen_and_continues_or_is_replaced() -> None:

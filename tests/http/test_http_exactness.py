@@ -26,7 +26,7 @@ def _body(i: int) -> dict[str, Any]:
     return {
         "messages": [{"role": "user", "content": text}],
         "temperature": 0,
-        "max_tokens": 12,
+        "max_tokens": 8,
         "return_token_ids": True,
         "cache_salt": f"salt-{i % 3}",
     }

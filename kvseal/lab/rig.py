@@ -43,7 +43,8 @@ class Answer:
 
 
 class Rig:
-    """`context_tokens` None: as much as the pool holds. The classes may be broken on purpose."""
+    """`context_tokens` None: as much as the pool holds. The classes may be broken on purpose. `over`: a second scheduler over the cache
+    and arena of another rig."""
 
     def __init__(
         self,
@@ -60,14 +61,15 @@ class Rig:
         scheduler_class: type[Scheduler] = Scheduler,
         manager_class: type[KVManager] = KVManager,
         runner_class: type[Runner] = Runner,
+        over: Rig | None = None,
     ) -> None:
         geometry = oracle_geometry(layers=layers, page_tokens=page_tokens)
         spec = oracle_spec(geometry, vocab_size=vocab_size, context_tokens=context_tokens or pages * page_tokens)
         config = EngineConfig(model=Path("oracle"), backend="reference", chunk_tokens=chunk_tokens, max_running=max_running)
         capacity = Capacity.derive(model_context_tokens=spec.context_tokens, pool_pages=pages, page_tokens=page_tokens)
         self.clock = ManualClock()
-        self.backend = backend_class(spec, geometry, pages)
-        self.kv = manager_class(geometry, pool_pages=pages, capacity=capacity, secret=b"rig")
+        self.backend = over.backend if over else backend_class(spec, geometry, pages)
+        self.kv = over.kv if over else manager_class(geometry, pool_pages=pages, capacity=capacity, secret=b"rig")
         self.scheduler = scheduler_class(
             self.kv,
             self.clock,

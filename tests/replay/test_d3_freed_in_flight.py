@@ -26,11 +26,7 @@ def late_step(backend: type[OracleBackend], manager: type[KVManager]) -> Rig:
     rig.submit("A", prompt(1, 25), 5)
     in_flight = rig.scheduler.schedule()
     rig.cancel("A")
-    rig.late = rig.runner.run  # type: ignore[attr-defined]
-    other = Rig(pages=8)  # B runs through a scheduler of its own, over the same cache and arena
-    other.scheduler._kv = rig.kv
-    other.engine.kv = rig.kv
-    other.runner._backend = rig.backend
+    other = Rig(pages=8, over=rig)
     answer = other.submit("B", OURS, 6)
     other.step()
     late = rig.runner.run(in_flight, rig.kv.ledger_nonces)

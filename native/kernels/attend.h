@@ -124,14 +124,29 @@ static void scale_queries(const AttendWork& w, float* out) {
         for (int d = 0; d < dims; d += 8) store8(out + static_cast<int64_t>(t) * dims + d, load8(w.q + t * w.q_stride + d) * splat(w.scale));
 }
 
+// The run (K or V) of a page of the table.
+static inline const uint8_t* run_of(const AttendWork& w, int ordinal, bool values) {
+    return w.kv->run(static_cast<int64_t>(w.row->page(ordinal)), w.layer, values);
+}
+
+// While a page is computed, the one two steps later is on its way: K of all pages of the partition, then V.
+constexpr int PAGES_AHEAD = 2;
+static inline void expect_page(const AttendWork& w, int ordinal, int first, int last, bool values) {
+    if (ordinal <= last) return expect_slots(*w.kv, run_of(w, ordinal, values), w.kv_head);
+    const int next = first + ordinal - last - 1;
+    if (!values && next <= last) expect_slots(*w.kv, run_of(w, next, true), w.kv_head);
+}
+
 static void score_pages(const AttendWork& w, const Scratch& scratch, int base, int begin, int end) {
     const KVLayout& kv = *w.kv;
     const int queries = w.tokens * w.group, dims = kv.head_dim;
-    for (int ordinal = (base + begin) / kv.page_tokens; ordinal * kv.page_tokens < base + end; ++ordinal) {
+    const int first_page = (base + begin) / kv.page_tokens, last_page = (base + end - 1) / kv.page_tokens;
+    for (int ordinal = first_page; ordinal < first_page + PAGES_AHEAD; ++ordinal) expect_page(w, ordinal, first_page, last_page, false);
+    for (int ordinal = first_page; ordinal <= last_page; ++ordinal) {
+        expect_page(w, ordinal + PAGES_AHEAD, first_page, last_page, false);
         const int page_start = ordinal * kv.page_tokens - base;
         const int first = most(0, begin - page_start), last = least(kv.page_tokens, end - page_start);
-        const uint8_t* run = kv.run(static_cast<int64_t>(w.row->page(ordinal)), w.layer, false);
-        const float* keys = load_slots(kv, run, w.kv_head, first, last, scratch.page);
+        const float* keys = load_slots(kv, run_of(w, ordinal, false), w.kv_head, first, last, scratch.page);
         float* scores = scratch.scores + page_start;
         int q = 0;
         for (; q + 3 <= queries; q += 3) score_tile<3>(scratch.queries + q * dims, keys, dims, first, last, scores + q * PARTITION_TOKENS);
@@ -144,11 +159,12 @@ static void weigh_pages(const AttendWork& w, const Scratch& scratch, int partiti
     const KVLayout& kv = *w.kv;
     const int queries = w.tokens * w.group, dims = kv.head_dim, base = partition * PARTITION_TOKENS;
     const int64_t stride = dims + HEADER;
-    for (int ordinal = (base + begin) / kv.page_tokens; ordinal * kv.page_tokens < base + end; ++ordinal) {
+    const int first_page = (base + begin) / kv.page_tokens, last_page = (base + end - 1) / kv.page_tokens;
+    for (int ordinal = first_page; ordinal <= last_page; ++ordinal) {
+        expect_page(w, ordinal + PAGES_AHEAD, first_page, last_page, true);
         const int page_start = ordinal * kv.page_tokens - base;
         const int first = most(0, begin - page_start), last = least(kv.page_tokens, end - page_start);
-        const uint8_t* run = kv.run(static_cast<int64_t>(w.row->page(ordinal)), w.layer, true);
-        const float* values = load_slots(kv, run, w.kv_head, first, last, scratch.page);
+        const float* values = load_slots(kv, run_of(w, ordinal, true), w.kv_head, first, last, scratch.page);
         const float* weights = scratch.scores + page_start;
         float* acc = partial + HEADER;
         // All queries see the whole range when the first sees its end and the last its beginning.

@@ -57,6 +57,13 @@ static void store_kv(const KVLayout& kv, int64_t page, int layer, int slot, cons
     }
 }
 
+// Asks memory for all slots of one head, ahead of use: a head's vectors of one page are contiguous, those of the next lie a page further.
+static inline void expect_slots(const KVLayout& kv, const uint8_t* run, int head) {
+    const int64_t bytes = kv.element_run_bytes / kv.kv_heads;
+    const uint8_t* first = run + head * bytes;
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(first + at);
+}
+
 // Slots [begin, end) of one head as floats at their own places in buffer[slot][dim]; fp32 is read where it lies.
 static inline const float* load_slots(const KVLayout& kv, const uint8_t* run, int head, int begin, int end, float* buffer) {
     const int n = kv.head_dim;

@@ -68,8 +68,8 @@ class Rig:
         config = EngineConfig(model=Path("oracle"), backend="reference", chunk_tokens=chunk_tokens, max_running=max_running)
         capacity = Capacity.derive(model_context_tokens=spec.context_tokens, pool_pages=pages, page_tokens=page_tokens)
         self.clock = ManualClock()
-        self.backend = over.backend if over else backend_class(spec, geometry, pages)
-        self.kv = over.kv if over else manager_class(geometry, pool_pages=pages, capacity=capacity, secret=b"rig")
+        self.backend: OracleBackend = over.backend if over else backend_class(spec, geometry, pages)
+        self.kv: KVManager = over.kv if over else manager_class(geometry, pool_pages=pages, capacity=capacity, secret=b"rig")
         self.scheduler = scheduler_class(
             self.kv,
             self.clock,

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from kvseal.core.errors import ConfigError, KVSealError
@@ -45,6 +46,9 @@ def _run(argv: list[str]) -> int:
     if options.compare and (evidence is not None or ask.promise_tokens is not None):
         raise ConfigError("--compare answers sizes only; ask for --log, --metrics or --promise one model at a time")
     shapes = [load_shape(name, assume_gqa=options.assume_gqa) for name in (options.model, *(options.compare or ()))]
+    if options.draft_model is not None:
+        draft = load_shape(options.draft_model, assume_gqa=options.assume_gqa)
+        shapes = [replace(shape, draft_layers=draft.layers) for shape in shapes]
     comparison = None
     if evidence is not None:
         report, comparison = compare(shapes[0], ask, evidence)

@@ -110,6 +110,8 @@ def resolve_format(shape: ModelShape, name: str) -> tuple[KVFormat, str]:
         return parse_format(name), "--kv-dtype"
     if shape.kv_dtype_hint is not None:
         return parse_format(shape.kv_dtype_hint), "the checkpoint's own KV quantisation (kv_cache_scheme)"
+    if shape.is_compressed:
+        return parse_format("fp8"), "the engines' own default for compressed attention"
     plain = {"bfloat16": "bf16", "float16": "fp16", "float32": "bf16"}[shape.model_dtype]
     return parse_format(plain), f"model dtype {shape.model_dtype}" + (", served in 16 bit" if shape.model_dtype == "float32" else "")
 

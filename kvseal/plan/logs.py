@@ -127,11 +127,14 @@ RULES = (
     ("sequences", "int", rf"n_seq_max\s*= {_NUM}"),
     ("pool_tokens", "int", rf"llama_kv_cache\w*: .*\(\s*{_NUM} cells"),
     # TensorRT-LLM
-    ("engine:tensorrt-llm", "mark", r"\[TensorRT-LLM\]|TRT-LLM|\[TRTLLM|tensorrt_llm|max tokens in paged KV cache"),
+    ("engine:tensorrt-llm", "mark", r"\[TensorRT-LLM\]|TRT-LLM|\[TRTLLM|tensorrt_llm|tokens in paged KV cache"),
     ("pool_tokens", "int", rf"max tokens in paged KV cache \({_NUM}\)"),
     ("pool_bytes", "size", rf"Allocated {_SIZE} for max tokens in paged KV cache"),
     ("block_tokens", "int", rf"(?:Number of tokens per block|tokens[_ ]per[_ ]block)[:=]? ?{_NUM}"),
     ("blocks", "int", rf"(?:Number of blocks in KV cache primary pool|Max KV cache (?:pages|blocks)|max_num_blocks)[:=] ?{_NUM}"),
+    ("pool_tokens", "int", rf"Using {_NUM} tokens in paged KV cache"),
+    ("pool_bytes", "bytes", rf"Allocate {_NUM} bytes for k/v cache"),
+    ("blocks", "int", rf"primary blocks={_NUM}"),
     ("blocks", "int", rf"blocks for window sizes set to \{{[0-9]+: {_NUM}\}}"),
     ("context_tokens", "int", rf"(?:TRTGptModel maxSequenceLen|max_seq_len)[:=] ?{_NUM}"),
     ("version", "text", r"TensorRT-LLM(?: version)?:? ([0-9]+\.[0-9]+[0-9A-Za-z.]*)"),
@@ -188,6 +191,8 @@ def _read_line(line: str, seen: dict[str, object], marks: dict[str, int]) -> boo
         if value is None or _keep_first(field, line, seen):
             continue
         before = seen.get(field)
+        if "cells" in line and isinstance(before, int) and isinstance(value, int) and before >= value:
+            continue
         # Every worker logs its own memory; blocks are the minimum over all of them.
         seen[field] = min(value, before) if field == "pool_bytes" and isinstance(value, int) and isinstance(before, int) else value
         stated = True
@@ -197,8 +202,6 @@ def _read_line(line: str, seen: dict[str, object], marks: dict[str, int]) -> boo
 def _keep_first(field: str, line: str, seen: dict[str, object]) -> bool:
     """A draft or sliding pool is logged after the main one in the same words."""
     if field == "pool_tokens" and field in seen and _ALLOCATED.search(line):
-        return True
-    if field == "pool_tokens" and "iswa" in line.lower() and field in seen:
         return True
     return field in ("context_tokens", "model") and field in seen and "n_ctx_train" in line
 

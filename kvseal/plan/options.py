@@ -112,6 +112,7 @@ def _detail_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--disable-hybrid-kv-cache-manager", action="store_true", help="vLLM: windows pay for the full length")
     group.add_argument("--kv-layout", choices=("LBNHC", "LBHNC", "BLHNC", "BLNHC"), help="vLLM: memory layout of the cache")
     group.add_argument("--speculative-tokens", metavar="N", default="0", help="draft tokens per step; also counts the model's draft layers")
+    group.add_argument("--draft-model", metavar="MODEL", help="config of a separate draft model (EAGLE); its layers share the budget")
     group.add_argument("--swa-full-tokens-ratio", metavar="F", help="SGLang: sliding pool over full pool")
     group.add_argument("--mamba-full-memory-ratio", metavar="F", help="SGLang: state memory over token memory")
     group.add_argument("--max-total-tokens", metavar="TOKENS", help="SGLang: cap of the pool")
@@ -215,7 +216,7 @@ def ask_of(options: argparse.Namespace) -> Ask:
         hybrid_manager=not options.disable_hybrid_kv_cache_manager,
         layout=options.kv_layout,
         speculative_tokens=speculative,
-        drafts=speculative > 0,
+        drafts=speculative > 0 or options.draft_model is not None,
         swa_ratio=fraction(options.swa_full_tokens_ratio, "--swa-full-tokens-ratio"),
         mamba_ratio=fraction(options.mamba_full_memory_ratio, "--mamba-full-memory-ratio", above_one=True),
         max_total_tokens=parse_tokens(options.max_total_tokens, "--max-total-tokens") if options.max_total_tokens else None,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvseal.core.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
+from kvseal.core.errors import ModelCorrupt, ModelNotFound
 from kvseal.plan.gguf import MAGIC, read_gguf
 from kvseal.plan.model import read_shape
 from kvseal.plan.shape import ModelShape
@@ -20,6 +20,7 @@ from kvseal.plan.shape import ModelShape
 MAX_CONFIG_BYTES = 8 * 2**20
 """The largest published config is 40 kB; per-layer lists of huge models stay far below this."""
 MAX_DEPTH = 64
+HUB_TIMEOUT_S = 10.0
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96}")
 
 
@@ -139,19 +140,35 @@ def _children(item: object) -> list[object]:
 
 
 def _from_hub(model: str) -> Source:
-    """The config of a hub id, from the local hub cache if it is there; huggingface_hub is imported only here."""
+    """The config of a hub id: from the local hub cache, else one short and bounded request. huggingface_hub is imported only here."""
     try:
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+        from huggingface_hub import constants, get_token, hf_hub_url, try_to_load_from_cache
     except ImportError:
         raise ModelNotFound(f"{model} is not on disk, and huggingface_hub is not installed to fetch it") from None
+    cached = try_to_load_from_cache(model, "config.json")
+    if isinstance(cached, str):
+        return Source(read_json(Path(cached)), model, f"hub cache: {model}")
+    advice = "download its config.json and give the path"
+    if constants.HF_HUB_OFFLINE:
+        raise ModelNotFound(f"{model} is neither on disk nor in the hub cache, and the hub is switched off; {advice}")
+    return Source(parse_json(_request(hf_hub_url(model, "config.json"), get_token(), model, advice), "config.json"), model, f"hub: {model}")
+
+
+def _request(url: str, token: str | None, model: str, advice: str) -> bytes:
+    """One attempt. The token goes to the hub alone, never along a redirect."""
+    import http.client
+    import urllib.error
+    import urllib.request
+
+    request = urllib.request.Request(url, headers={"User-Agent": "kvseal-size"})
+    if token:
+        request.add_unredirected_header("Authorization", f"Bearer {token}")
     try:
-        path = Path(hf_hub_download(model, "config.json", etag_timeout=10))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = type(error).__name__.removesuffix("Error")
-        raise ModelNotFound(
-            f"{model} is neither on disk nor reachable on the hub ({reason}); download its config.json and give the path"
-        ) from None
-    if path.stat().st_size == 0:
-        raise ModelUnsupported(f"{model} has an empty config.json on the hub")
-    return Source(read_json(path), model, f"hub: {model}")
+        with urllib.request.urlopen(request, timeout=HUB_TIMEOUT_S) as answer:
+            data: bytes = answer.read(MAX_CONFIG_BYTES + 1)
+            return data
+    except urllib.error.HTTPError as error:
+        why = "needs access rights that your token does not have" if error.code in (401, 403) else f"answers {error.code}"
+        raise ModelNotFound(f"{model} is not on disk, and the hub {why}; {advice}") from None
+    except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
+        raise ModelNotFound(f"{model} is not on disk, and the hub cannot be reached ({type(error).__name__}); {advice}") from None

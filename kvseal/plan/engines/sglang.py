@@ -83,16 +83,29 @@ def cell_of(shape: ModelShape, kv_format: KVFormat, settings: Settings) -> Cell:
             else:
                 full += size
     if settings.drafts and shape.draft_layers:
-        target = sum(1 for layer in shape.layers if any(not isinstance(cache, State) for cache in layer)) or 1
         extra = len(shape.draft_layers)
-        full = full + full * extra // target
-        compressed, sliding = compressed * (target + extra) / target, sliding + (sliding * extra // target if shape.is_compressed else 0)
+        full += _draft_bytes(shape, kv_format, parallel)
+        if shape.is_compressed:
+            scale = (len(shape.layers) + extra) / len(shape.layers)
+            compressed, sliding = compressed * scale, round(sliding * scale)
         notes.append(f"{extra} draft layer{'s' if extra > 1 else ''} in the same budget")
     ratio = settings.swa_ratio if settings.swa_ratio is not None else (V4_SWA_RATIO if shape.is_compressed else SWA_RATIO)
     return Cell(
         full=full, sliding=sliding, compressed=compressed, state=state, page_tokens=_page_tokens(shape, settings), swa_ratio=ratio,
         window_tokens=window, notes=tuple(notes),
     )  # fmt: skip
+
+
+def _draft_bytes(shape: ModelShape, kv_format: KVFormat, parallel: Parallel) -> int:
+    """Draft layers hold full pools of their own, and every one of them an index key where the target has any."""
+    total = 0
+    for layer in shape.draft_layers:
+        for cache in layer:
+            if isinstance(cache, Index) and cache.kind is Kind.DSA_INDEXER:
+                total += index_bytes(cache.index_dim)
+            elif isinstance(cache, Attention | Latent | Index):
+                total += cache_token_bytes(cache, kv_format, parallel)
+    return total
 
 
 def _page_tokens(shape: ModelShape, settings: Settings) -> int:

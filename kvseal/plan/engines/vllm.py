@@ -43,7 +43,9 @@ def rules_for(settings: Settings) -> Rules:
     return Rules(
         block_tokens=settings.block_tokens,
         in_flight_tokens=batches * batch_tokens(settings),
-        prefix_caching=settings.prefix_caching,
+        # Hybrids had no prefix caching by default in the old versions: one state block per request, not two.
+        prefix_caching=settings.prefix_caching and settings.version >= (0, 20, 0),
+        latent_unit_tokens=128 if settings.version >= (0, 20, 0) else 64,
         speculative_tokens=settings.speculative_tokens,
         dcp=settings.parallel.dcp,
         layout=settings.layout or "LBNHC",

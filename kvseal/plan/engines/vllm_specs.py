@@ -36,6 +36,8 @@ class Rules:
     hybrid_manager: bool = True
     packed_repeats: bool = False
     """Before 0.30: packed groups were padded to whole repeats of the layer pattern."""
+    latent_unit_tokens: int = 128
+    """Multiple that hybrids of latent attention and state round their block to."""
     null_block_reserved: bool = True
     groups_divide_report: bool = False
     """Up to 0.20 the log said blocks // groups x block size."""
@@ -131,7 +133,7 @@ def hybrid_block_tokens(shape: ModelShape, kv_format: KVFormat, parallel: Parall
     per_token = _attention_page(shape, kv_format, parallel, 1)
     unit = rules.block_tokens or 16
     if shape.is_mla:
-        unit = max(unit, 128)
+        unit = max(unit, rules.latent_unit_tokens)
     return unit if per_token == 0 else max(unit * cdiv(state, unit * per_token), unit)
 
 

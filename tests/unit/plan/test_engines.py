@@ -129,6 +129,36 @@ def test_the_interval_holds_the_log_when_inputs_are_unknown(shared: Path, name: 
     assert budget.kv_low <= logged_gib * GIB <= budget.kv_high
 
 
+KIMI_LINEAR = {
+    "architectures": ["KimiLinearForCausalLM"],
+    "model_type": "kimi_linear",
+    "num_hidden_layers": 27,
+    "num_attention_heads": 32,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "linear_attn_config": {"full_attn_layers": [4, 8, 12, 16, 20, 24, 27], "head_dim": 128, "num_heads": 32, "short_conv_kernel_size": 4},
+}
+
+
+def test_a_log_that_nothing_was_tuned_on() -> None:
+    """vllm#28228, TP 2, November 2025: 2.30 GiB, 1 padding layer, 75,840 tokens, 2.48x of 120,000."""
+    given = settings(version="0.11.1", parallel=Parallel(tp=2), context_tokens=120000, kv_bytes=int(2.295 * GIB))
+    plan = vllm.plan(read_shape(KIMI_LINEAR, "kimi-linear"), given)
+    assert plan.pool is not None
+    assert (plan.groups[0].block_tokens, plan.pool.tokens, round(plan.pool.concurrency, 2)) == (960, 75840, 2.48)
+    assert any("1 padding layers" in note for note in plan.notes)
+
+
+def test_a_second_one_with_draft_layers(shared: Path) -> None:
+    """vllm#49011: NVFP4 cache, draft layers, 3 padding layers, 1,823,372 tokens, 1.74x of 1,048,576."""
+    given = settings(version="0.25", kv_format=KVFormat("nvfp4"), context_tokens=1048576, speculative_tokens=2, drafts=True)
+    plan = vllm.plan(load(shared, "Qwen__Qwen3.5-27B"), given)
+    pool = vllm.plan(load(shared, "Qwen__Qwen3.5-27B"), replace(given, kv_bytes=666 * plan.bytes_per_block)).pool
+    assert pool is not None
+    assert (pool.tokens, round(pool.concurrency, 2)) == (1823372, 1.74)
+    assert any("3 padding layers" in note for note in plan.notes)
+
+
 def test_two_batches_in_flight_cost_a_window_more_than_it_holds(shared: Path) -> None:
     shape = load(shared, "openai__gpt-oss-20b")
     two = vllm.plan(shape, settings(context_tokens=131072, max_batched_tokens=8192, in_flight_batches=2))
@@ -167,6 +197,13 @@ def test_sglang_raw_rows_and_unelided_indexer(shared: Path) -> None:
     given = settings(engine="sglang", version="0.5.1x", kv_format=KVFormat("fp8_raw"), parallel=Parallel(tp=8), kv_bytes=int(23.91 * GIB))
     plan = sglang.plan(load(shared, "zai-org__GLM-5.2"), given)
     assert plan.pool is not None and plan.pool.tokens == pytest.approx(464768, rel=0.001)
+
+
+def test_sglang_plain_pool_with_its_spare_page(shared: Path) -> None:
+    """vllm#21348: 367,404 tokens are K 8.23 and V 8.23."""
+    given = settings(engine="sglang", version="0.4.9", parallel=Parallel(tp=4), pool_tokens=367404)
+    plan = sglang.plan(load(shared, "Qwen__Qwen3-235B-A22B-FP8"), given)
+    assert plan.log_line == "KV Cache is allocated. #tokens: 367404, K size: 8.23 GB, V size: 8.23 GB"
 
 
 def test_sglang_sliding_sub_pool(shared: Path) -> None:

@@ -119,6 +119,29 @@ def test_tensorrt_llm_and_ours() -> None:
     assert (ours.engine, ours.pool_tokens, ours.context_tokens, ours.block_tokens) == ("kvseal", 26112, 8192, 16)
 
 
+def test_tensorrt_llm_over_the_years() -> None:
+    old = read(
+        "[TensorRT-LLM][INFO] Allocate 69524783104 bytes for k/v cache.\n[TensorRT-LLM][INFO] Using 132608 tokens in paged KV cache."
+    )
+    new = read(
+        "[TensorRT-LLM][INFO] Max KV cache blocks per sequence: 65 [window size=2051], tokens per block=32, "
+        "primary blocks=116617, secondary blocks=0\n"
+        "[TensorRT-LLM][INFO] [MemUsageChange] Allocated 78.30 GiB for max tokens in paged KV cache (3731744)."
+    )
+    assert (old.engine, old.pool_tokens, old.pool_bytes) == ("tensorrt-llm", 132608, 69524783104)
+    assert (new.blocks, new.block_tokens, new.pool_tokens) == (116617, 32, 3731744)
+
+
+def test_llamacpp_sliding_cache_does_not_hide_the_full_one() -> None:
+    found = read(
+        "llama_kv_cache_unified_iswa: creating non-SWA KV cache, size = 32768 cells\n"
+        "llama_kv_cache_unified: size =  512.00 MiB ( 32768 cells,   8 layers,  1/1 seqs), K (f16):  256.00 MiB, V (f16):  256.00 MiB\n"
+        "llama_kv_cache_unified_iswa: creating     SWA KV cache, size = 1536 cells\n"
+        "llama_kv_cache_unified: size =  120.00 MiB (  1536 cells,  40 layers,  1/1 seqs), K (f16):   60.00 MiB, V (f16):   60.00 MiB\n"
+    )
+    assert (found.pool_tokens, found.pool_bytes) == (32768, 632 * 2**20)
+
+
 def test_noise_states_nothing() -> None:
     assert not read("GET /v1/models 200\n\x00\xff binary\nKV cache is a nice thing\n" * 50).found
 

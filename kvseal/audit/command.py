@@ -183,8 +183,9 @@ class _Bar:
 def _write(options: argparse.Namespace, report: Report) -> None:
     print(terminal.render(report, colour=sys.stdout.isatty()), end="")
     renderers = {"json": json_report.render, "junit": junit.render, "sarif": sarif.render, "html": html_report.render}
+    given = vars(options)
     for form, render in renderers.items():
-        if path := getattr(options, form):
+        if path := given[form]:
             Path(path).write_text(render(report), encoding="utf-8")
 
 

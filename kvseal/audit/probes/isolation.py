@@ -18,6 +18,7 @@ from kvseal.audit.wire import Answer, Ask
 _PREFIX_TOKENS = 512
 _LOOKS = 3
 _ALPHA_A_LOOK = ALPHA / _LOOKS  # So that looking more than once does not raise false alarms (Bonferroni).
+_REMEDY = "Key the prefix cache by tenant; let a caller narrow its cache, never widen it."
 _SOURCES = ("https://github.com/vllm-project/vllm/issues/16016", "https://github.com/vllm-project/vllm/pull/53347")
 
 
@@ -106,7 +107,6 @@ def _judge(scene: Scene, result: ProbeResult, who: str, rule: str, cold: _Times,
         ("stranger, fresh prefix", fresh),
     ):
         result.series.append(Series(f"Time to first token ({who})", name, "s", tuple(times.seconds)))
-    remedy = "Key the prefix cache by tenant; let a caller narrow its cache, never widen it."
     seen = [count for count in stranger.cached if count > max(fresh.cached, default=0) + 8]
     if len(seen) >= max(2, len(stranger.cached) // 4):
         result.find(
@@ -118,7 +118,7 @@ def _judge(scene: Scene, result: ProbeResult, who: str, rule: str, cold: _Times,
                 f"The server's own usage figures say so: in {len(seen)} of {len(stranger.cached)} tries the stranger was told of up to"
                 f" {max(seen)} cached tokens of a prefix that only the owner had sent (fresh prefixes: at most"
                 f" {max(fresh.cached, default=0)}).",
-                remedy,
+                _REMEDY,
                 (exhibit(next(a for a in stranger.answers if a.cached_tokens == max(seen)), "stranger on the owner's prefix"),),
                 _SOURCES,
             )
@@ -129,18 +129,7 @@ def _judge(scene: Scene, result: ProbeResult, who: str, rule: str, cold: _Times,
     test = rank_test(stranger.seconds, fresh.seconds)
     if test.p < _ALPHA_A_LOOK and stranger.seconds and median(fresh.seconds) > 1.15 * median(stranger.seconds):
         result.find(
-            Finding(
-                rule,
-                Grade.NOT_ISOLATED,
-                Confidence.PROVEN if control.p < _ALPHA_A_LOOK else Confidence.LIKELY,
-                f"the prefix cache is shared between {who}: the time to the first token tells",
-                f"A stranger's first token on the owner's prefix took {1e3 * median(stranger.seconds):.1f} ms, on a"
-                " fresh prefix of the same length"
-                f" {1e3 * median(fresh.seconds):.1f} ms (medians of {len(stranger.seconds)}; one-sided rank test p = {test.p:.1g}).",
-                remedy,
-                (exhibit(stranger.answers[0], "stranger on the owner's prefix"), exhibit(fresh.answers[0], "stranger on a fresh prefix")),
-                _SOURCES,
-            )
+            _timing_tells(who, rule, stranger, fresh, test.p, Confidence.PROVEN if control.p < _ALPHA_A_LOOK else Confidence.LIKELY)
         )
         return
     counted = bool(stranger.cached) and any(count > 8 for count in warm.cached)
@@ -162,6 +151,20 @@ def _judge(scene: Scene, result: ProbeResult, who: str, rule: str, cold: _Times,
         result.unproven.append(
             f"{who}: counts show isolation; timing alone had power {strength:.2f}, so a timing leak beside them is not excluded"
         )
+
+
+def _timing_tells(who: str, rule: str, stranger: _Times, fresh: _Times, p: float, confidence: Confidence) -> Finding:
+    return Finding(
+        rule,
+        Grade.NOT_ISOLATED,
+        confidence,
+        f"the prefix cache is shared between {who}: the time to the first token tells",
+        f"A stranger's first token on the owner's prefix took {1e3 * median(stranger.seconds):.1f} ms, on a fresh prefix of the same"
+        f" length {1e3 * median(fresh.seconds):.1f} ms (medians of {len(stranger.seconds)}; one-sided rank test p = {p:.1g}).",
+        _REMEDY,
+        (exhibit(stranger.answers[0], "stranger on the owner's prefix"), exhibit(fresh.answers[0], "stranger on a fresh prefix")),
+        _SOURCES,
+    )
 
 
 PROBE = Probe("isolation", "Isolation: one tenant cannot sense another's prefixes", cost, run)

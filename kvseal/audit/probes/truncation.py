@@ -1,0 +1,101 @@
+"""Is the whole prompt read? A part that can be changed without changing the answer took no part in it.
+
+Compares logprobs, so that it needs no clever model; where there are none, a changed text proves that a part was read, and an unchanged one
+proves nothing. A short prompt is the control: what does not move the answer there is not held against a long one.
+"""
+
+from __future__ import annotations
+
+from kvseal.audit.compare import largest_move
+from kvseal.audit.findings import Confidence, Finding, Grade, ProbeResult
+from kvseal.audit.probes.base import Scene, exhibit
+from kvseal.audit.prompts import filler
+from kvseal.audit.wire import Answer
+
+CONTROL_TOKENS = 256
+_PLACES = ("start", "middle", "end")
+
+
+async def whole_prompt_is_read(scene: Scene, result: ProbeResult, limit: int) -> None:
+    """Changes the start, the middle and the end of a prompt near the limit; each must change the answer's logprobs."""
+    control = await _differential(scene, result, min(CONTROL_TOKENS, limit // 2))
+    if control is None or min(control.moves.values()) <= max(20 * control.floor, 1e-6):
+        result.unproven.append("a changed third did not move the answer to a short prompt enough, so the far test would prove nothing")
+        return
+    tokens = limit - 8 - (0 if scene.target.gauge.exact else scene.target.gauge.slack(limit))
+    far = await _differential(scene, result, tokens)
+    if far is None:
+        result.unproven.append(f"the test prompts of {tokens} tokens were not all answered")
+        return
+    floor = max(control.floor, far.floor)
+    unread = [place for place in _PLACES if far.moves[place] <= 2 * floor]
+    read = [far.moves[place] for place in _PLACES if place not in unread]
+    if not unread:
+        result.proved.append(
+            f"start, middle and end of a prompt of {tokens} tokens all change the answer (by {min(far.moves.values()):.3g} nats or more)"
+        )
+    elif not scene.target.logprobs.get(scene.target.plain):
+        result.unproven.append(
+            f"changes at {', '.join(unread)} of a prompt of {tokens} tokens left the text as it was; there are no logprobs to look closer"
+        )
+    elif not read or floor > 0.02 or min(*read, *control.moves.values()) < 20 * floor:
+        result.unproven.append(f"changes at {', '.join(unread)} of a prompt of {tokens} tokens stayed within the noise of {floor:.3g} nats")
+    else:
+        moved = ", ".join(f"{place} {far.moves[place]:.3g}" for place in _PLACES)
+        result.find(
+            Finding(
+                "limits.silent-truncation",
+                Grade.LIMIT,
+                Confidence.PROVEN if floor == 0.0 else Confidence.LIKELY,
+                "part of a prompt is not read",
+                f"A prompt of {tokens} tokens (limit {limit}) was changed at its start, middle and end. Largest change"
+                " of a logprob, in nats:"
+                f" {moved}; noise of this server {floor:.3g}. With {CONTROL_TOKENS} tokens each change moved the answer by"
+                f" {min(control.moves.values()):.3g} or more. The {' and the '.join(unread)} took no part in the"
+                " answer, yet usage counts the whole.",
+                "Refuse with a 4xx what does not fit.",
+                tuple(exhibit(answer) for answer in far.answers[:2]),
+                ("https://github.com/ollama/ollama/issues/3839", "https://github.com/ollama/ollama/issues/17427"),
+            )
+        )
+
+
+class _Moves:
+    """How far a change at each place moved the answer, and how far no change at all did (`floor`)."""
+
+    def __init__(self, moves: dict[str, float], floor: float, answers: list[Answer]) -> None:
+        self.moves, self.floor, self.answers = moves, floor, answers
+
+
+async def _differential(scene: Scene, result: ProbeResult, tokens: int) -> _Moves | None:
+    """One base prompt, asked twice, and one variant for each place, with another fact and another third of the filler there. None when an
+    answer is missing."""
+    gauge, chat = scene.target.gauge, scene.target.plain
+    words = gauge.words_for(tokens, chat=chat)
+    fact = scene.draw.sample(range(100, 1000), 2)
+    cue = " remember this : the number of the house is"
+    plain = f"{cue} {fact[0]} ."
+    room = max(8, words - 4 * len(plain.split()) - len(cue.split()) - 24)  # Numbers take more than a token.
+    parts, others = ([filler(room // 3, scene.draw) for _ in _PLACES] for _ in range(2))
+    answers: dict[str, Answer] = {}
+    for place in ("base", "again", *_PLACES):
+        changed = [place == name for name in _PLACES]
+        facts = [f"{cue} {fact[1]} ." if change else plain for change in changed]
+        texts = [other if change else part for part, other, change in zip(parts, others, changed, strict=True)]
+        prompt = (facts[0] + texts[0] + facts[1] + texts[1] + texts[2] + facts[2] + cue).lstrip()
+        label = f"changed at {place}" if place in _PLACES else "unchanged"
+        ask = scene.ask(prompt, tokens=tokens, max_tokens=4, chat=chat, label=label)
+        answers[place] = await scene.client.ask(ask)
+    scene.listen(list(answers.values()), result)
+    if not all(answer.ok for answer in answers.values()):
+        return None
+    known = {name: _moved(answers["base"], answer) for name, answer in answers.items() if name != "base"}
+    return _Moves({place: known[place] for place in _PLACES}, known["again"], [answers[place] for place in ("base", *_PLACES)])
+
+
+def _moved(base: Answer, answer: Answer) -> float:
+    """How far the answer moved, in nats; without logprobs a changed text counts as far, and the same text as not at all."""
+    move = largest_move(base, answer)
+    if move is None:
+        return 10.0 if base.text != answer.text else 0.0
+    return move

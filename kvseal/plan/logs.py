@@ -77,18 +77,22 @@ _SIZE = r"([0-9][0-9.,]*)\s*([GMK]i?B)"
 RULES = (
     # vLLM
     ("engine:vllm", "mark", r"\bvllm\b|# (?:GPU|cuda) blocks:|GPU KV cache size"),
-    ("version", "text", r"(?:vLLM API server version|LLM engine \(v?|vllm version|vLLM v)\s*v?([0-9]+\.[0-9]+[0-9A-Za-z.+]*)"),
+    (
+        "version",
+        "text",
+        r"(?:vLLM API server version|LLM engine \(v?|vllm version|vLLM v|\u2588\s+version)\s*v?([0-9]+\.[0-9]+[0-9A-Za-z.+]*)",
+    ),
     ("pool_tokens", "int", rf"KV cache size: {_NUM} tokens"),
     ("concurrency_tokens", "int", rf"Maximum concurrency for {_NUM} tokens per request"),
     ("concurrency", "float", r"Maximum concurrency for [0-9,]+ tokens per request: ([0-9.]+)x"),
     ("blocks", "int", rf"# (?:GPU|cuda) blocks: {_NUM}"),
     ("blocks", "int", rf"num_gpu_blocks(?: is)?[:=] ?\"?{_NUM}"),
     ("pool_bytes", "size", rf"Available KV cache memory: {_SIZE}"),
-    ("pool_bytes", "size", rf"memory reserved for KV Cache is {_SIZE}"),
-    ("gpu_bytes", "size", rf"total_gpu_memory \({_SIZE}\)"),
+    ("pool_bytes", "size", rf"(?:memory reserved for KV Cache is |kv_cache_size=){_SIZE}"),
+    ("gpu_bytes", "size", rf"total_gpu_memory[ =]\(?{_SIZE}"),
     ("memory_fraction", "float", r"gpu_memory_utilization[ =]*\(?([01]?\.[0-9]+)"),
     ("weights_bytes", "size", rf"(?:Model loading took|Loading model weights took|model weights take) {_SIZE}"),
-    ("non_torch_bytes", "size", rf"non_torch_memory takes {_SIZE}"),
+    ("non_torch_bytes", "size", rf"non_torch_memory(?: takes |=){_SIZE}"),
     ("activation_bytes", "size", rf"(?:activation peak memory takes|peak activation(?: memory)?:?) {_SIZE}"),
     ("graph_bytes", "size", rf"(?:Graph capturing finished.*took|CUDA ?graph (?:pool )?memory:?) {_SIZE}"),
     (

@@ -159,6 +159,44 @@ def test_a_second_one_with_draft_layers(shared: Path) -> None:
     assert any("3 padding layers" in note for note in plan.notes)
 
 
+QWEN_35B_A3B = {
+    "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+    "text_config": {
+        "model_type": "qwen3_5_moe_text",
+        "num_hidden_layers": 40,
+        "hidden_size": 2048,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "full_attention_interval": 4,
+        "mamba_ssm_dtype": "float32",
+    },
+}
+
+
+@pytest.mark.parametrize(("gib", "tokens", "concurrency"), [(5.98, 567978, 4.33), (6.01, 569878, 4.35)])
+def test_two_more_hybrids(gib: float, tokens: int, concurrency: float) -> None:
+    """club-3090#612 and #652: Qwen3.6-35B-A3B, vLLM 0.24.0, fp8 cache, 131,072 tokens."""
+    given = settings(version="0.24.0", kv_format=KVFormat("fp8"), context_tokens=131072, kv_bytes=int(gib * GIB))
+    pool = vllm.plan(read_shape(QWEN_35B_A3B, "qwen-35b-a3b"), given).pool
+    assert pool is not None
+    assert (pool.tokens, round(pool.concurrency, 2)) == (tokens, concurrency)
+
+
+def test_an_old_hybrid_with_one_state_per_request(shared: Path) -> None:
+    """vllm#40691: Qwen3.5-27B, vLLM 0.19.0, 290,864 tokens although 33.04 requests of 32,768 fit."""
+    given = settings(version="0.19.0", context_tokens=32768)
+    plan = vllm.plan(load(shared, "Qwen__Qwen3.5-27B"), given)
+    pool = vllm.plan(load(shared, "Qwen__Qwen3.5-27B"), replace(given, kv_bytes=1487 * plan.bytes_per_block)).pool
+    assert pool is not None
+    assert (pool.tokens, round(pool.concurrency, 2)) == (290864, 33.04)
+
+
 def test_two_batches_in_flight_cost_a_window_more_than_it_holds(shared: Path) -> None:
     shape = load(shared, "openai__gpt-oss-20b")
     two = vllm.plan(shape, settings(context_tokens=131072, max_batched_tokens=8192, in_flight_batches=2))

@@ -70,6 +70,25 @@ def test_vllm_v0() -> None:
     assert (found.gpu_bytes, found.memory_fraction) == (int(23.58 * GIB), 0.90)
 
 
+def test_vllm_v0_in_one_line() -> None:
+    found = read(
+        "Memory profiling results: total_gpu_memory=23.58GiB initial_memory_usage=15.34GiB peak_torch_memory=17.06GiB "
+        "memory_usage_post_profile=15.35GiB non_torch_memory=0.35GiB kv_cache_size=3.81GiB gpu_memory_utilization=0.90"
+    )
+    assert (found.gpu_bytes, found.non_torch_bytes, found.pool_bytes) == (int(23.58 * GIB), int(0.35 * GIB), int(3.81 * GIB))
+
+
+def test_vllm_arguments_and_banner() -> None:
+    found = read(
+        "(APIServer pid=1) INFO [utils.py:299]  \u2584\u2584 \u2584\u2588 \u2588     \u2588  version 0.19.1rc1.dev301+g60995c05b\n"
+        "non-default args: {'model_tag': 'm', 'max_model_len': 131072, 'kv_cache_dtype': 'fp8', 'tensor_parallel_size': 2, "
+        "'max_num_batched_tokens': 8192, 'max_num_seqs': 1}\n"
+        "INFO [gpu_worker.py:508] Available KV cache memory: 5.98 GiB"
+    )
+    assert (found.version, found.context_tokens, found.kv_dtype) == ("0.19.1rc1.dev301+g60995c05b", 131072, "fp8")
+    assert (found.tp, found.max_batched_tokens, found.max_sequences) == (2, 8192, 1)
+
+
 def test_vllm_v1_keeps_the_poorest_worker() -> None:
     found = read(VLLM_V1)
     assert (found.version, found.model, found.tp, found.kv_dtype) == ("0.26.1", "Qwen/Qwen3.8-27B-FP8", 2, "fp8_e4m3")

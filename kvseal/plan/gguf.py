@@ -126,6 +126,8 @@ def _tensor(reader: _Reader) -> tuple[str, int]:
 
 _ARCHITECTURES = {
     "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "qwen3next": "qwen3_next",
+    "qwen35": "qwen3_5_text", "qwen35moe": "qwen3_5_moe_text",
+    "gemma4": "gemma4_text",
     "gemma": "gemma", "gemma2": "gemma2", "gemma3": "gemma3_text", "gemma3n": "gemma3n_text", "gpt2": "gpt2", "gptneox": "gpt_neox",
     "gpt-oss": "gpt_oss", "phi2": "phi", "phi3": "phi3", "falcon": "falcon", "falcon-h1": "falcon_h1", "deepseek2": "deepseek_v3",
     "mamba": "mamba", "mamba2": "mamba2", "jamba": "jamba", "lfm2": "lfm2", "command-r": "cohere", "cohere2": "cohere2",
@@ -164,7 +166,11 @@ def to_config(metadata: dict[str, Any], tensors: set[str], name: str) -> dict[st
     }
     config: dict[str, Any] = {k: v for k, v in names.items() if isinstance(v, int | float | list) and not isinstance(v, bool)}
     config |= {"model_type": model_type, "torch_dtype": "float16", "tie_word_embeddings": "output.weight" not in tensors}
-    _state_keys(config, key, model_type)
+    _window_keys(config, key)
+    if model_type.startswith("qwen3_"):
+        _delta_keys(config, key)
+    else:
+        _state_keys(config, key, model_type)
     _latent_keys(config, key, model_type, tensors)
     return config
 
@@ -189,6 +195,35 @@ def _state_keys(config: dict[str, Any], key: Any, model_type: str) -> None:
         # Hybrids say 0 KV heads where a layer does not attend.
         config["layer_types"] = ["full_attention" if count else "conv" if model_type == "lfm2" else "mamba" for count in per_layer]
         config["num_key_value_heads"] = max(per_layer)
+
+
+def _window_keys(config: dict[str, Any], key: Any) -> None:
+    """A list of booleans says which layers slide; Gemma-4 has another head size there, and layers that share."""
+    slides = key("attention.sliding_window_pattern")
+    if isinstance(slides, list):
+        config["layer_types"] = ["sliding_attention" if slide else "full_attention" for slide in slides]
+    if key("attention.key_length_swa") is not None:
+        config |= {"head_dim": key("attention.key_length_swa"), "global_head_dim": key("attention.key_length")}
+    if key("attention.shared_kv_layers") is not None:
+        config["num_kv_shared_layers"] = key("attention.shared_kv_layers")
+
+
+def _delta_keys(config: dict[str, Any], key: Any) -> None:
+    """Gated delta net under llama.cpp's state-space names."""
+    heads, inner = key("ssm.time_step_rank"), key("ssm.inner_size")
+    pairs = {
+        "linear_num_key_heads": key("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "linear_key_head_dim": key("ssm.state_size"),
+        "linear_value_head_dim": inner // heads if isinstance(inner, int) and isinstance(heads, int) and heads > 0 else None,
+        "linear_conv_kernel_dim": key("ssm.conv_kernel"),
+        "full_attention_interval": key("full_attention_interval"),
+        "num_nextn_predict_layers": key("nextn_predict_layers"),
+    }
+    config.update({name: value for name, value in pairs.items() if value is not None})
+    drafts = config.get("num_nextn_predict_layers")
+    if isinstance(drafts, int) and isinstance(config.get("num_hidden_layers"), int):
+        config["num_hidden_layers"] -= drafts
 
 
 def _latent_keys(config: dict[str, Any], key: Any, model_type: str, tensors: set[str]) -> None:

@@ -160,6 +160,7 @@ def _rules() -> tuple[tuple[str, str, re.Pattern[str]], ...]:
 
 _ALLOCATED = re.compile(r"KV Cache is allocated\.")
 _SIZES = re.compile(r"\b(K size|V size|KV size): ([0-9.]+) ?([GM]i?B)")
+_TOKENS = re.compile(r"#tokens: ([0-9]{1,15})\b")
 _LLAMA_TOTAL = re.compile(r"llama_kv_cache\w*:\s+size =\s+([0-9.]+) MiB|KV self size\s*=\s+([0-9.]+) MiB")
 _LLAMA_STATE = re.compile(r"llama_memory_recurrent:\s+size =\s+([0-9.]+) MiB")
 
@@ -168,19 +169,25 @@ def read_log(lines: Iterable[str]) -> Evidence:
     """Everything the lines state. Sliding and draft sub-pools do not overwrite the main pool."""
     seen: dict[str, object] = {}
     marks: dict[str, int] = {}
+    pools: dict[int, int] = {}
     kept: list[str] = []
     for number, raw in enumerate(lines):
         if number >= MAX_LINES:
             break
         line = raw[:MAX_LINE_CHARS]
-        if _read_line(line, seen, marks) and len(kept) < 40:
+        if _read_line(line, seen, marks, pools) and len(kept) < 40:
             kept.append(" ".join(line.split())[:240])
+    if pools:
+        # SGLang logs every pool in the same words (sliding, full, draft): the bytes are those of the pool whose tokens count.
+        tokens = seen.get("pool_tokens")
+        size = pools.get(tokens) if isinstance(tokens, int) else None
+        seen["pool_bytes"] = size
     engine = max(marks, key=lambda name: marks[name]) if marks else None
     evidence = replace(Evidence(engine=engine, lines=tuple(kept)), **seen)  # type: ignore[arg-type]
     return evidence
 
 
-def _read_line(line: str, seen: dict[str, object], marks: dict[str, int]) -> bool:
+def _read_line(line: str, seen: dict[str, object], marks: dict[str, int], pools: dict[int, int]) -> bool:
     """Adds what one line states; whether it stated anything worth showing."""
     stated = False
     for field, kind, pattern in _rules():
@@ -200,7 +207,7 @@ def _read_line(line: str, seen: dict[str, object], marks: dict[str, int]) -> boo
         # Every worker logs its own memory; blocks are the minimum over all of them.
         seen[field] = min(value, before) if field == "pool_bytes" and isinstance(value, int) and isinstance(before, int) else value
         stated = True
-    return _buffers(line, seen) or stated
+    return _buffers(line, seen, pools) or stated
 
 
 def _keep_first(field: str, line: str, seen: dict[str, object]) -> bool:
@@ -226,12 +233,13 @@ def _value(kind: str, match: re.Match[str]) -> object:
     return float(text) if kind == "float" else int(text.split(".")[0])
 
 
-def _buffers(line: str, seen: dict[str, object]) -> bool:
+def _buffers(line: str, seen: dict[str, object], pools: dict[int, int]) -> bool:
     """Sizes that add up over several parts of a line or over several lines."""
     if _ALLOCATED.search(line):
         total = sum(int(float(size) * _UNITS[unit.lower()]) for _, size, unit in _SIZES.findall(line))
-        if total and "pool_bytes" not in seen:
-            seen["pool_bytes"] = total
+        tokens = _TOKENS.search(line)
+        if total and tokens is not None:
+            pools.setdefault(int(tokens.group(1)), total)
         return bool(total)
     match = _LLAMA_TOTAL.search(line)
     if match:

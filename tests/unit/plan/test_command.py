@@ -268,6 +268,29 @@ def test_gguf_header(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert (header.weight_bytes, header.config["vocab_size"]) == (576 * 50 * 34 // 32, 50)
 
 
+def test_gguf_of_a_delta_net(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    values = {
+        "general.architecture": "qwen35",
+        "qwen35.block_count": 65,
+        "qwen35.nextn_predict_layers": 1,
+        "qwen35.embedding_length": 5120,
+        "qwen35.attention.head_count": 24,
+        "qwen35.attention.head_count_kv": 4,
+        "qwen35.attention.key_length": 256,
+        "qwen35.attention.value_length": 256,
+        "qwen35.ssm.conv_kernel": 4,
+        "qwen35.ssm.state_size": 128,
+        "qwen35.ssm.group_count": 16,
+        "qwen35.ssm.time_step_rank": 48,
+        "qwen35.ssm.inner_size": 6144,
+        "qwen35.full_attention_interval": 4,
+        "qwen35.context_length": 4096,
+    }
+    page = as_json(capsys, str(gguf_file(tmp_path / "delta.gguf", values, {})), "--engine", "llama.cpp", "--context", "4096")
+    assert page["per_gpu"]["growing_bytes_per_token"] == 65536
+    assert page["engine"]["request_bytes"] == 4096 * 65536 + 48 * (30720 + 786432) * 4
+
+
 def test_gguf_without_mla_tensors_falls_back_to_full_heads(tmp_path: Path) -> None:
     values = {
         "general.architecture": "deepseek2",

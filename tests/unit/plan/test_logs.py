@@ -121,6 +121,18 @@ def test_sglang_main_pool_is_not_overwritten_by_the_draft() -> None:
     assert (found.context_tokens, found.tp, found.block_tokens, found.memory_fraction) == (1048576, 8, 64, 0.75)
 
 
+def test_sglang_sliding_pool_comes_first_and_is_not_the_pool(shared: Path) -> None:
+    found = read(
+        "[TP0] Use sliding window memory pool. full_layer_tokens=375360, swa_layer_tokens=300288\n"
+        "[TP0] KV Cache is allocated. #tokens: 300288, K size: 8.38 GB, V size: 5.59 GB\n"
+        "[TP0] KV Cache is allocated. #tokens: 375360, K size: 1.21 GB, V size: 0.81 GB\n"
+        "[TP0] max_total_num_tokens=375360, context_len=262144, tp_size=4, page_size=64\n"
+    )
+    assert (found.pool_tokens, found.sliding_tokens, found.pool_bytes) == (375360, 300288, int(1.21 * GIB) + int(0.81 * GIB))
+    _, compared = compare(shape(shared, "XiaomiMiMo__MiMo-V2-Flash"), Ask(engine_version="0.5.8"), found)
+    assert compared.agrees is True
+
+
 def test_llamacpp_adds_its_buffers() -> None:
     found = read(LLAMA)
     assert (found.engine, found.pool_tokens, found.context_tokens, found.sequences) == ("llama.cpp", 32768, 32768, 1)

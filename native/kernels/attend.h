@@ -129,24 +129,26 @@ static inline const uint8_t* run_of(const AttendWork& w, int ordinal, bool value
     return w.kv->run(static_cast<int64_t>(w.row->page(ordinal)), w.layer, values);
 }
 
-// While a page is computed, the one two steps later is on its way: K of all pages of the partition, then V.
+// While a page is read, the one two steps later is on its way: K of all pages of the partition, then V.
 constexpr int PAGES_AHEAD = 2;
-static inline void expect_page(const AttendWork& w, int ordinal, int first, int last, bool values) {
-    if (ordinal <= last) return expect_slots(*w.kv, run_of(w, ordinal, values), w.kv_head);
-    const int next = first + ordinal - last - 1;
-    if (!values && next <= last) expect_slots(*w.kv, run_of(w, next, true), w.kv_head);
+static inline const uint8_t* run_ahead(const AttendWork& w, int ordinal, int first, int last, bool values) {
+    const int ahead = ordinal + PAGES_AHEAD;
+    if (ahead <= last) return run_of(w, ahead, values);
+    const int next = first + ahead - last - 1;
+    return run_of(w, next < last ? next : last, true);
 }
 
 static void score_pages(const AttendWork& w, const Scratch& scratch, int base, int begin, int end) {
     const KVLayout& kv = *w.kv;
     const int queries = w.tokens * w.group, dims = kv.head_dim;
     const int first_page = (base + begin) / kv.page_tokens, last_page = (base + end - 1) / kv.page_tokens;
-    for (int ordinal = first_page; ordinal < first_page + PAGES_AHEAD; ++ordinal) expect_page(w, ordinal, first_page, last_page, false);
+    for (int ordinal = first_page; ordinal <= last_page && ordinal < first_page + PAGES_AHEAD; ++ordinal)
+        expect_slots(kv, run_of(w, ordinal, false), w.kv_head);
     for (int ordinal = first_page; ordinal <= last_page; ++ordinal) {
-        expect_page(w, ordinal + PAGES_AHEAD, first_page, last_page, false);
+        const uint8_t* ahead = run_ahead(w, ordinal, first_page, last_page, false);
         const int page_start = ordinal * kv.page_tokens - base;
         const int first = most(0, begin - page_start), last = least(kv.page_tokens, end - page_start);
-        const float* keys = load_slots(kv, run_of(w, ordinal, false), w.kv_head, first, last, scratch.page);
+        const float* keys = load_slots(kv, run_of(w, ordinal, false), ahead, w.kv_head, first, last, scratch.page);
         float* scores = scratch.scores + page_start;
         int q = 0;
         for (; q + 3 <= queries; q += 3) score_tile<3>(scratch.queries + q * dims, keys, dims, first, last, scores + q * PARTITION_TOKENS);
@@ -161,10 +163,10 @@ static void weigh_pages(const AttendWork& w, const Scratch& scratch, int partiti
     const int64_t stride = dims + HEADER;
     const int first_page = (base + begin) / kv.page_tokens, last_page = (base + end - 1) / kv.page_tokens;
     for (int ordinal = first_page; ordinal <= last_page; ++ordinal) {
-        expect_page(w, ordinal + PAGES_AHEAD, first_page, last_page, true);
+        const uint8_t* ahead = run_ahead(w, ordinal, first_page, last_page, true);
         const int page_start = ordinal * kv.page_tokens - base;
         const int first = most(0, begin - page_start), last = least(kv.page_tokens, end - page_start);
-        const float* values = load_slots(kv, run_of(w, ordinal, true), w.kv_head, first, last, scratch.page);
+        const float* values = load_slots(kv, run_of(w, ordinal, true), ahead, w.kv_head, first, last, scratch.page);
         const float* weights = scratch.scores + page_start;
         float* acc = partial + HEADER;
         // All queries see the whole range when the first sees its end and the last its beginning.

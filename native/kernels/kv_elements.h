@@ -64,19 +64,25 @@ static inline void expect_slots(const KVLayout& kv, const uint8_t* run, int head
     for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(first + at);
 }
 
-// Slots [begin, end) of one head as floats at their own places in buffer[slot][dim]; fp32 is read where it lies.
-static inline const float* load_slots(const KVLayout& kv, const uint8_t* run, int head, int begin, int end, float* buffer) {
+// Slots [begin, end) of one head as floats at their own places in buffer[slot][dim]; fp32 is read where it lies. On the way the same
+// slots of `next` are asked for, line by line: a burst of requests would fill the core's miss buffers and wait for itself.
+static inline const float* load_slots(const KVLayout& kv, const uint8_t* run, const uint8_t* next, int head, int begin, int end, float* buffer) {
     const int n = kv.head_dim;
     const int64_t first = static_cast<int64_t>(head) * kv.page_tokens;
     if (kv.kind == KV_FP32) return reinterpret_cast<const float*>(run) + first * n;
     if (kv.kind == KV_FP16) {
         const uint16_t* in = reinterpret_cast<const uint16_t*>(run) + first * n;
-        for (int64_t i = static_cast<int64_t>(begin) * n; i < static_cast<int64_t>(end) * n; i += 8) store8(buffer + i, load_half8(in + i));
+        const uint16_t* ahead = reinterpret_cast<const uint16_t*>(next) + first * n;
+        for (int64_t i = static_cast<int64_t>(begin) * n; i < static_cast<int64_t>(end) * n; i += 8) {
+            if ((i & 31) == 0) __builtin_prefetch(ahead + i);
+            store8(buffer + i, load_half8(in + i));
+        }
         return buffer;
     }
     const float* scales = reinterpret_cast<const float*>(run + kv.element_run_bytes) + first;
     for (int slot = begin; slot < end; ++slot) {
         const f8 scale = splat(scales[slot]);
+        __builtin_prefetch(next + (first + slot) * n * (kv.kind == KV_INT8 ? 2 : 1) / 2);
         float* out = buffer + static_cast<int64_t>(slot) * n;
         if (kv.kind == KV_INT8) {
             const int8_t* in = reinterpret_cast<const int8_t*>(run) + (first + slot) * n;

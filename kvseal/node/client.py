@@ -22,7 +22,6 @@ import subprocess
 import sys
 from collections import deque
 from enum import StrEnum
-from typing import cast
 
 from kvseal.core.clock import Clock, MonotonicClock
 from kvseal.core.config import EngineConfig
@@ -32,6 +31,7 @@ from kvseal.core.ids import RequestId
 from kvseal.core.outcome import Failed, Outcome, Refused
 from kvseal.core.request import Request
 from kvseal.node import messages as m
+from kvseal.node.link import Link
 from kvseal.node.report import EngineStats, StartReport
 
 ENGINE_MODULE = "kvseal.node.engine_process"
@@ -108,7 +108,7 @@ class EngineClient:
         self._phase = EngineState.STARTING
         self._report: StartReport | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._link: _Link | None = None
+        self._link: Link | None = None
         self._streams: dict[RequestId, RequestStream] = {}
         self._asked: dict[int, asyncio.Future[EngineStats]] = {}
         self._asks = 0
@@ -230,13 +230,13 @@ class EngineClient:
 
     # --- the engine's life ---
 
-    async def _spawn(self) -> _Link:
+    async def _spawn(self) -> Link:
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-m", self._module, str(theirs.fileno())]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         ours.setblocking(False)
-        _, link = await asyncio.get_running_loop().create_unix_connection(lambda: _Link(self), sock=ours)
+        _, link = await asyncio.get_running_loop().create_unix_connection(lambda: Link(self._handle, self._connection_lost), sock=ours)
         self._link = link
         link.send(m.Hello(m.PROTOCOL_VERSION, self._config))
         self._report = await link.ready
@@ -246,7 +246,7 @@ class EngineClient:
             self._phase = EngineState.READY
         return link
 
-    async def _keep(self, link: _Link) -> None:
+    async def _keep(self, link: Link) -> None:
         pause_s = RESTART_FIRST_S
         while True:
             born_s = self._clock.now_s()
@@ -257,7 +257,7 @@ class EngineClient:
                 pause_s = RESTART_FIRST_S
             link, pause_s = await self._restart(pause_s)
 
-    async def _restart(self, pause_s: float) -> tuple[_Link, float]:
+    async def _restart(self, pause_s: float) -> tuple[Link, float]:
         while True:
             _log.error("starting the engine again in %.1f s", pause_s)
             await asyncio.sleep(pause_s)
@@ -275,7 +275,7 @@ class EngineClient:
             _log.warning("the engine runs again (restart %d)", self._restarts)
             return link, pause_s
 
-    async def _watch(self, link: _Link) -> None:
+    async def _watch(self, link: Link) -> None:
         """Returns when the connection is gone; makes it go when the engine hangs for too long."""
         every_s = min(1.0, self._stall_after_s / 4)
         stalled = False
@@ -312,7 +312,7 @@ class EngineClient:
         _log.error("the engine is gone (exit status %s); %d open requests fail", status, len(self._streams))
         self._end_all("the engine stopped while this request was open; it is being restarted")
 
-    def _connection_lost(self, link: _Link) -> None:
+    def _connection_lost(self, link: Link) -> None:
         if self._link is link:
             self._link = None
             link.close()
@@ -361,63 +361,3 @@ class EngineClient:
             del self._streams[wire.request_id]
             if not self._streams:
                 self._idle.set()
-
-
-class _Link(asyncio.Protocol):
-    """One connection to one engine process. Anything but a message is treated as a death."""
-
-    def __init__(self, client: EngineClient) -> None:
-        self._client = client
-        self._frames = m.Frames()
-        self._transport: asyncio.Transport | None = None
-        self.lost = asyncio.Event()
-        self.ready: asyncio.Future[StartReport] = asyncio.get_running_loop().create_future()
-
-    @property
-    def unsent_bytes(self) -> int:
-        return self._transport.get_write_buffer_size() if self._transport is not None else 0
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Not isinstance: uvloop's transports are none of asyncio's classes.
-        self._transport = cast(asyncio.Transport, transport)
-
-    def send(self, message: m.ToEngine) -> None:
-        if self._transport is not None and not self.lost.is_set():
-            self._transport.write(m.frame(message))
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            for body in self._frames.feed(data):
-                message = m.decode_from_engine(body)
-                if self.ready.done():
-                    self._client._handle(message)
-                else:
-                    self._introduced(message)
-        except m.ProtocolBroken as error:
-            _log.error("dropping the engine: %s", error)
-            self.close()
-            self._gone()
-
-    def _introduced(self, message: m.FromEngine) -> None:
-        match message:
-            case m.Ready(version, report) if version == m.PROTOCOL_VERSION:
-                self.ready.set_result(report)
-            case m.SetupFailed(wire):
-                error = m.unpack_error(wire)
-                self.ready.set_exception(error if isinstance(error, SetupError) else EngineDied(str(error)))
-            case _:
-                raise m.ProtocolBroken("the engine's first message was not an introduction of this version")
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._gone()
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
-
-    def _gone(self) -> None:
-        if not self.ready.done():
-            self.ready.set_exception(EngineDied("the engine process ended before it was ready; its log says why"))
-        if not self.lost.is_set():
-            self.lost.set()
-            self._client._connection_lost(self)

@@ -21,7 +21,7 @@ from kvseal.audit.findings import Report
 from kvseal.audit.probes.base import Depth
 from kvseal.audit.runner import AuditSettings, audit
 from kvseal.audit.statistics import zero_upper_bound
-from tests.audit.standin import FAULTS, Standin, Traits
+from .standin import FAULTS, Standin, Traits
 
 KEYS = ("key-one", "key-two")
 TIMEOUT_S = 1.5
@@ -33,7 +33,7 @@ def traits_for(fault: str, seed: int) -> Traits:
     if fault in ("overload-hang", "no-retry-after"):
         return replace(traits, places=2, queue=1)
     if fault == "shared-timing-only":
-        return replace(traits, prefill_s=3e-4, cached_counts=False)
+        return replace(traits, prefill_s=8e-4, cached_counts=False)
     if fault == "keeps-generating":
         return replace(traits, step_s=3e-3)  # Generating must take longer than sending, or there is nothing to go on with.
     return traits

@@ -15,8 +15,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tests.audit.rawhttp import Exchange, RawServer
-from tests.audit.toy import Emitted, Reading, tokenize
+from .rawhttp import Exchange, RawServer
+from .toy import Emitted, Reading, tokenize
 
 PAGE = 16
 MODEL = "toy"

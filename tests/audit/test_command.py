@@ -13,7 +13,7 @@ import pytest
 
 from kvseal.audit.command import main
 from kvseal.audit.runner import PROBES
-from tests.audit.standin import Standin, Traits
+from .standin import Standin, Traits
 
 KEYS = ("key-one-secret", "key-two-secret")
 

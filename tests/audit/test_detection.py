@@ -9,8 +9,8 @@ import pytest
 from kvseal.audit.findings import Grade, Verdict
 from kvseal.audit.probes.base import Depth
 from kvseal.audit.runner import PROBES
-from tests.audit.rates import found, honest_traits, run_one, traits_for
-from tests.audit.standin import FAULTS, Traits
+from .rates import found, honest_traits, run_one, traits_for
+from .standin import FAULTS, Traits
 
 
 def test_there_are_enough_switches_and_each_probe_has_some() -> None:

@@ -21,8 +21,8 @@ from kvseal.audit.report import html, junit, sarif, terminal
 from kvseal.audit.report import json as json_report
 from kvseal.audit.runner import AuditSettings, audit
 from kvseal.audit.wire import Ask, End
-from tests.audit.rawhttp import Exchange, RawServer
-from tests.audit.standin import MODEL, Standin, Traits
+from .rawhttp import Exchange, RawServer
+from .standin import MODEL, Standin, Traits
 
 MODELS = {"object": "list", "data": [{"id": "m", "max_model_len": 256}]}
 

@@ -83,6 +83,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--timeout", type=float, default=120.0, metavar="SECONDS", help="how long one request may take before it counts as hung"
     )
+    parser.add_argument(
+        "--no-logprobs", action="store_true", help="do not ask for logprobs, where they make a server very slow (proves less)"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the plan and its cost; generate nothing")
     parser.add_argument("--seed", type=int, default=0, help="repeat an audit's prompts (its report names the seed)")
     parser.add_argument("--insecure", action="store_true", help="do not check the TLS certificate")
@@ -137,6 +140,7 @@ def _settings(options: argparse.Namespace, shown: Shown) -> AuditSettings:
         only=only,
         seed=options.seed,
         shown=shown,
+        logprobs=not options.no_logprobs,
     )
 
 

@@ -42,6 +42,7 @@ class AuditSettings:
     only: tuple[str, ...] = ()
     seed: int = 0
     shown: Shown = field(default_factory=Shown)
+    logprobs: bool = True
 
     def probes(self) -> tuple[Probe, ...]:
         return tuple(probe for probe in PROBES if not self.only or probe.name in self.only)
@@ -61,7 +62,7 @@ async def audit(settings: AuditSettings, progress: Progress = no_progress) -> Re
         try:
             progress("looking around", 0.0)
             target = await survey(client, model=settings.model, context_tokens=settings.context_tokens)
-            await meet(client, target, draw)
+            await meet(client, target, draw, logprobs=settings.logprobs)
             scene = Scene(
                 client, target, Aviary(draw), draw, settings.depth, max(1, len(settings.client.keys)), settings.client.concurrency
             )

@@ -137,12 +137,12 @@ def _pool_of_metrics(target: Target, samples: Samples) -> None:
         target.engine = engine
 
 
-async def meet(client: Client, target: Target, draw: random.Random) -> None:
+async def meet(client: Client, target: Target, draw: random.Random, *, logprobs: bool = True) -> None:
     """Asks a few small questions: which endpoints answer, with logprobs, in streams, and how prompts are counted. Raises `CannotAudit`."""
     client.model = target.model
     refusals: list[str] = []
     for chat in (False, True):
-        answer = await _try_one(client, target, chat, draw)
+        answer = await _try_one(client, target, chat, draw, (5, 1, 0) if logprobs else (0,))
         if answer is None or not answer.ok:
             if answer is not None:
                 name = "chat" if chat else "completions"
@@ -159,10 +159,10 @@ async def meet(client: Client, target: Target, draw: random.Random) -> None:
     await _try_stream(client, target, draw)
 
 
-async def _try_one(client: Client, target: Target, chat: bool, draw: random.Random) -> Answer | None:
+async def _try_one(client: Client, target: Target, chat: bool, draw: random.Random, counts: tuple[int, ...]) -> Answer | None:
     """One small request with as many logprobs as the server gives."""
     answer = None
-    for count in (5, 1, 0):
+    for count in counts:
         ask = Ask(filler(8, draw).lstrip(), max_tokens=2, chat=chat, logprobs=count, prompt_tokens=16, label="first contact")
         answer = await client.ask(ask)
         if answer.ok or answer.end not in (End.REFUSED, End.MALFORMED) or answer.status in (401, 403, 404, 405):

@@ -12,8 +12,15 @@ from kvseal.audit.wire import Answer, End
 
 
 def judge_failure(scene: Scene, result: ProbeResult, answer: Answer, limit: int, *, inside: bool) -> None:
-    """Records what is wrong with an answer that is none, to a prompt at (`inside`) or over the limit; a proper refusal is not wrong."""
+    """Records what is wrong when a prompt at (`inside`) or over the limit got no answer; a proper refusal is not wrong."""
     where = "at" if inside else "over"
+    expected_s = scene.alone_s + scene.pace_s * answer.ask.prompt_tokens
+    if hung(answer) and 2 * expected_s > scene.client.settings.timeout_s:
+        result.unproven.append(
+            f"a prompt of {answer.ask.prompt_tokens} tokens was not answered within {scene.client.settings.timeout_s:g} s, but"
+            f" at this server's pace it would take {expected_s:.0f} s: give more --timeout to tell slow from stuck"
+        )
+        return
     finding = _not_refused(scene, answer, limit, where) if not 400 <= answer.status < 500 else _refused(scene, answer, limit, inside)
     if finding is not None:
         result.find(finding)

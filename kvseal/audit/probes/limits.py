@@ -41,8 +41,7 @@ async def run(scene: Scene, result: ProbeResult) -> None:
     if not scene.target.gauge.known:
         result.unproven.append("the server counts tokens nowhere, so prompts could not be sized to the limit")
         return
-    small = await scene.client.ask(scene.ask(_text(scene, 64, False), tokens=64, label="small prompt before"))
-    scene.alone_s = max(scene.alone_s, small.total_s)
+    await _measure_pace(scene, limit)
     counts_ok = await _inside(scene, result, limit)
     await _between(scene, result, limit)
     await _over(scene, result, limit)
@@ -57,6 +56,16 @@ def _far(limit: int) -> int:
 
 def _text(scene: Scene, tokens: int, chat: bool) -> str:
     return scene.target.gauge.text(tokens, scene.draw, chat=chat)
+
+
+async def _measure_pace(scene: Scene, limit: int) -> None:
+    """How long a small prompt takes, and how much longer each further token makes it: a slow server is not a hanging one."""
+    small, larger = 32, min(288, limit // 2)
+    chat = scene.target.plain
+    first = await scene.client.ask(scene.ask(_text(scene, small, chat), tokens=small, max_tokens=4, label="small prompt before"))
+    second = await scene.client.ask(scene.ask(_text(scene, larger, chat), tokens=larger, max_tokens=4, label="a larger prompt"))
+    scene.alone_s = max(scene.alone_s, first.total_s)
+    scene.pace_s = max(0.0, (second.total_s - first.total_s) / max(1, larger - small))
 
 
 async def _learn_limit(scene: Scene, result: ProbeResult) -> None:

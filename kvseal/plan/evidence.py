@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kvseal.plan.engines.base import Settings, parse_version
+from kvseal.plan.engines.base import EnginePlan, Settings, parse_version
 from kvseal.plan.logs import Evidence
 from kvseal.plan.planner import DEFAULT_VERSIONS, Ask, Report, answer
 from kvseal.plan.promise import PoolClaim
@@ -124,9 +124,9 @@ def _explain(report: Report, evidence: Evidence, longest: int | None) -> Compari
     if evidence.estimated_max_tokens is not None and plan is not None and plan.pool is not None:
         logged, computed = evidence.estimated_max_tokens, plan.pool.largest_context_tokens
     if evidence.engine == "llama.cpp" and plan is not None:
-        return _explain_llama(report, evidence)
+        return _explain_llama(report, plan, evidence)
     if evidence.engine == "sglang" and evidence.pool_bytes is not None and logged is not None and plan is not None:
-        return _explain_sglang(report, evidence, logged)
+        return _explain_sglang(report, plan, evidence, logged, evidence.pool_bytes)
     words: list[str] = []
     if logged is None or computed is None:
         words.append("the log does not state the pool in a way that can be recomputed; give --kv-gib or the rest of the log")
@@ -167,15 +167,13 @@ def _vllm_reasons(report: Report, evidence: Evidence, ratio: float) -> list[str]
     return words
 
 
-def _explain_sglang(report: Report, evidence: Evidence, logged: int) -> Comparison:
+def _explain_sglang(report: Report, plan: EnginePlan, evidence: Evidence, logged: int, pool_bytes: int) -> Comparison:
     """SGLang states tokens and GiB of the same pool: bytes per token are compared."""
-    assert evidence.pool_bytes is not None and report.engine is not None
-    plan = report.engine
     page = max((group.block_tokens for group in plan.groups), default=1)
     per_token = plan.bytes_per_block / page if plan.groups else 0
     full = plan.groups[0].page_bytes / page if plan.groups else 0
-    logged_bytes = evidence.pool_bytes / (logged + page)
-    computed = int(evidence.pool_bytes / full) if full else None
+    logged_bytes = pool_bytes / (logged + page)
+    computed = int(pool_bytes / full) if full else None
     agrees = bool(full) and abs(logged_bytes / full - 1) <= CLOSE
     words = [f"log: {logged_bytes:,.0f} bytes per token; formula: {full:,.0f} (divided by {per_token:,.0f} with all sub-pools)"]
     if not agrees and full:
@@ -198,9 +196,7 @@ def _per_token_reasons(report: Report, logged_bytes: float) -> list[str]:
     return words or ["check KV dtype, tensor parallel and draft layers: each changes bytes per token"]
 
 
-def _explain_llama(report: Report, evidence: Evidence) -> Comparison:
-    plan = report.engine
-    assert plan is not None
+def _explain_llama(report: Report, plan: EnginePlan, evidence: Evidence) -> Comparison:
     total = plan.request_bytes * report.users
     logged = (evidence.pool_bytes or 0) + (evidence.state_bytes or 0)
     agrees = None if not logged else abs(logged / total - 1) <= CLOSE

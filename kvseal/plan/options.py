@@ -72,8 +72,9 @@ def _request_options(group: argparse._ArgumentGroup) -> None:
 
 
 def _engine_options(group: argparse._ArgumentGroup) -> None:
+    versions = ", ".join(f"{name} {version}" for name, version in DEFAULT_VERSIONS.items())
     group.add_argument("--engine", choices=tuple(ENGINES), help="whose rules to apply")
-    group.add_argument("--engine-version", metavar="V", help=f"rules change between versions (default: {DEFAULT_VERSIONS})")
+    group.add_argument("--engine-version", metavar="V", help=f"rules change between versions (default: {versions})")
     group.add_argument("--gpu", metavar="NAME", help="H100-80G, A100-80G, RTX4090-24G, ...; any usual spelling")
     group.add_argument("--gpus", metavar="N", help="GPUs in all; without --tp they are all tensor parallel")
     group.add_argument("--gpu-memory-gib", metavar="GIB", help="memory of one GPU as the driver shows it, instead of --gpu")

@@ -6,7 +6,7 @@ from kvseal.plan.engines.base import EnginePlan, Pool
 from kvseal.plan.footprint import Footprint, GroupBytes
 from kvseal.plan.planner import Report
 from kvseal.plan.promise import PoolVerdict, PromiseResult
-from kvseal.plan.shape import Attention, Compressed, Index, Latent, State
+from kvseal.plan.shape import Attention, Compressed, Index, Latent
 from kvseal.plan.units import gib, human_bytes
 
 Row = list[str]
@@ -92,7 +92,6 @@ def _group_row(group: GroupBytes) -> Row:
     if isinstance(cache, Compressed):
         name = f"dsv4 ratio {cache.ratio}" if cache.ratio > 1 else "dsv4 sliding"
         return [name, layers, "1", f"{cache.head_dim}", "-", window, *end]
-    assert isinstance(cache, State)
     return [str(cache.kind), layers, f"{cache.heads or '-'}", "-", "-", "-", *end]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 
+from kvseal.core.errors import Overloaded
 from kvseal.sched.sequence import Sequence
 
 _COMPACT_AT_LEAST = 64
@@ -62,3 +63,8 @@ class Pace:
         """Until a tenth of the line has moved, from 1 to 60 s."""
         interval_s = self._interval_s or 0.0
         return min(60.0, max(1.0, interval_s * waiting / 10))
+
+    def overloaded(self, waiting: int, max_queued: int) -> Overloaded:
+        retry_after_s = self.seconds_for(waiting)
+        why = f"{waiting} requests wait already and the line holds {max_queued}; try again in {retry_after_s:.0f} s"
+        return Overloaded(why, retry_after_s=retry_after_s)

@@ -27,7 +27,7 @@ from operator import attrgetter
 
 from kvseal.core.batch import Batch, BatchResult, Row, RowResult
 from kvseal.core.clock import Clock
-from kvseal.core.errors import BrokenSeal, DeadlineExceeded, LawBroken, Overloaded, RequestError, Unavailable
+from kvseal.core.errors import BrokenSeal, DeadlineExceeded, LawBroken, RequestError, Unavailable
 from kvseal.core.events import EndedEvent, Event, TokensEvent
 from kvseal.core.ids import RequestId
 from kvseal.core.laws import Law
@@ -104,7 +104,7 @@ class Scheduler:
             return self.refuse(verdict.error())
         now_s = self._clock.now_s()
         if len(self._line) >= self._max_queued + max(0, self._max_running - len(self._running)):
-            return self.refuse(self._overloaded())
+            return self.refuse(self._pace.overloaded(len(self._line), self._max_queued))
         self._arrivals += 1
         sequence = Sequence(request, self._arrivals, policy.order_key(self._arrivals, request.priority))
         self._open[request.request_id] = sequence
@@ -394,11 +394,3 @@ class Scheduler:
         if type(sequence.state) is Prefilling:
             self._prefilling -= 1
         del self._running[bisect_left(self._running, sequence.key, key=_KEY)]
-
-    def _overloaded(self) -> Overloaded:
-        waiting = len(self._line)
-        retry_after_s = self._pace.seconds_for(waiting)
-        return Overloaded(
-            f"{waiting} requests wait already and the line holds {self._max_queued}; try again in {retry_after_s:.0f} s",
-            retry_after_s=retry_after_s,
-        )

@@ -141,3 +141,31 @@ def class_entry(model_type: str) -> Mapping[str, Any]:
     entry: Mapping[str, Any] = table.get(model_type, {})
     inner = entry.get("text_model_type")
     return table.get(inner, entry) if inner else entry
+
+
+_VLLM = "https://github.com/vllm-project/vllm/blob/v0.33.0/vllm"
+_SOURCES = {
+    "mla": f"{_VLLM}/model_executor/models/deepseek_v2.py",
+    "mla_twice": f"{_VLLM}/model_executor/models/deepseek_v2.py",
+    "dsv4": f"{_VLLM}/models/deepseek_v4/attention.py",
+    "sparse_index": f"{_VLLM}/models/minimax_m3/common/indexer.py",
+}
+_STATE_FAMILIES = (
+    "gdn",
+    "olmo_hybrid",
+    "mamba1_hybrid",
+    "mamba2_hybrid",
+    "nemotron_h",
+    "short_conv",
+    "lightning",
+    "rg_lru",
+    "kda",
+    "state_only",
+)
+
+
+def family_source(family: str) -> str:
+    """Where the family's rule can be read."""
+    if family in _STATE_FAMILIES:
+        return f"{_VLLM}/model_executor/layers/mamba/mamba_utils.py"
+    return _SOURCES.get(family, f"{_VLLM}/v1/kv_cache_interface.py")

@@ -70,6 +70,17 @@ class Report:
     def all_users_bytes(self) -> int:
         return self.users * self.sequence_bytes
 
+    @property
+    def users_fit(self) -> bool | None:
+        """Whether all users' full-length requests are in one replica's pool at once; None without a pool."""
+        plan = self.engine
+        if plan is None or plan.pool is None:
+            return None
+        if plan.engine == "llama.cpp":
+            return plan.starts
+        slots = [count for name, count, _ in plan.pool.sub_pools if name == "state slots"]
+        return self.users <= plan.pool.concurrency and all(self.users <= count for count in slots)
+
 
 def answer(shape: ModelShape, ask: Ask) -> Report:
     """Sizes a model. Raises ConfigError for a split, a format or an option that cannot be."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from kvseal.plan.classes import family_source
 from kvseal.plan.footprint import Footprint
 from kvseal.plan.planner import Report
 from kvseal.plan.promise import PromiseResult
@@ -55,6 +56,7 @@ def model_json(shape: ModelShape) -> dict[str, Any]:
         "model_dtype": shape.model_dtype,
         "layer_groups": groups,
         "rules": list(shape.rules),
+        "source": family_source(shape.family),
         "class_defaults_used": list(shape.defaults),
         "notes": list(shape.notes),
     }
@@ -96,5 +98,6 @@ def report_json(report: Report) -> dict[str, Any]:
         "per_gpu": footprint_json(report.main, context, users),
         "by_kv_dtype": {name: footprint_json(sized, context, users) for name, sized in report.formats},
         "engine": None if report.engine is None else plain(report.engine),
+        "users_fit": report.users_fit,
         "promise": None if report.promise is None else promise_json(report.promise),
     }

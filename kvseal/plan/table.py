@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvseal.plan.classes import family_source
 from kvseal.plan.engines.base import EnginePlan, Pool
 from kvseal.plan.footprint import Footprint, GroupBytes
 from kvseal.plan.planner import Report
@@ -142,6 +143,10 @@ def _engine(plan: EnginePlan, report: Report) -> str:
         lines.append(f"  KV pool {gib(budget.kv)} GiB, honestly between {gib(budget.kv_low)} and {gib(budget.kv_high)} (estimates below)")
     if plan.pool is not None:
         lines += _pool_lines(plan, plan.pool)
+    if report.users_fit is not None and plan.pool is not None:
+        need = f"{report.users:,} x {plan.blocks_per_request:,} = {report.users * plan.blocks_per_request:,} blocks of {plan.pool.blocks:,}"
+        word = "fit at once" if report.users_fit else "do NOT fit at once: the rest wait, or are preempted and recomputed"
+        lines.append(f"  load: {report.users:,} requests of {report.context_tokens:,} tokens {word} ({need})")
     lines.append(f"  outcome: {plan.outcome}")
     return "\n".join(lines)
 
@@ -196,7 +201,7 @@ def _verdict_line(verdict: PoolVerdict, promised: int) -> str:
 
 def _small_print(report: Report) -> str:
     shape = report.shape
-    lines = [f"rule: {text}" for text in shape.rules]
+    lines = [f"rule: {text}" for text in shape.rules] + [f"source: {family_source(shape.family)}"]
     if report.engine is not None:
         lines.append(f"engine rule: {report.engine.rule}")
         lines += [f"note: {text}" for text in report.engine.notes]

@@ -15,7 +15,10 @@ from kvseal.plan.footprint import Parallel, cache_token_bytes
 from kvseal.plan.shape import Attention, Compressed, Kind, Latent, ModelShape, State, group_layers
 from kvseal.plan.units import GIB, MIB, round_up
 
-RULE = "llama.cpp: cells = n_ctx padded to 256 per sequence; K row + V row per layer; sliding layers min(n_ctx, window x sequences + batch)"
+RULE = (
+    "llama.cpp: cells = n_ctx padded to 256 per sequence; K row + V row per layer; sliding layers min(n_ctx, window x sequences + batch) "
+    "(https://github.com/ggml-org/llama.cpp/blob/master/src/llama-kv-cache.cpp)"
+)
 PAD_TOKENS = 256
 MICRO_BATCH_TOKENS = 512
 

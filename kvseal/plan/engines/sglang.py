@@ -16,7 +16,10 @@ from kvseal.plan.footprint import Parallel, cache_token_bytes, check_parallel, s
 from kvseal.plan.shape import Attention, Cache, Compressed, Index, Kind, Latent, ModelShape, State, group_layers
 from kvseal.plan.units import GIB, cdiv
 
-RULE = "SGLang pool_configurator: tokens = available // cell size, floored to a page; context is not compared with the pool"
+RULE = (
+    "SGLang pool_configurator: tokens = available // cell size, floored to a page; context is not compared with the pool "
+    "(https://github.com/sgl-project/sglang/blob/main/python/sglang/srt/model_executor/pool_configurator.py)"
+)
 SWA_RATIO = 0.8
 V4_SWA_RATIO = 0.1
 MAMBA_RATIO = 0.9

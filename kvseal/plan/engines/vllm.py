@@ -17,7 +17,10 @@ from kvseal.plan.gpu import find_gpu
 from kvseal.plan.shape import Layer, ModelShape
 from kvseal.plan.units import GIB, cdiv, gib
 
-RULE = "vLLM kv_cache_planning: groups of equal pages, blocks = memory // bytes per block, tokens = concurrency x max_model_len"
+RULE = (
+    "vLLM kv_cache_planning: groups of equal pages, blocks = memory // bytes per block, tokens = concurrency x max_model_len "
+    "(https://github.com/vllm-project/vllm/blob/v0.33.0/vllm/v1/core/kv_cache_planning.py)"
+)
 
 
 def batch_tokens(settings: Settings) -> int:
@@ -84,11 +87,13 @@ def plan(shape: ModelShape, settings: Settings) -> EnginePlan:
     if shape.is_compressed and settings.layout is None:
         rules = replace(rules, layout="BLHNC")
     kv_format = resolve_layout(shape, settings.kv_format)
-    groupings = [
-        group_layers(layer_specs(shape, kv_format, settings.parallel, rules, layers), rules)
-        for layers in stages(shape, settings.parallel.pp, settings.drafts)
+    parts = stages(shape, settings.parallel.pp, settings.drafts)
+    specs = [
+        replace(spec, stage=stage)
+        for stage, layers in enumerate(parts)
+        for spec in layer_specs(shape, kv_format, settings.parallel, rules, layers)
     ]
-    grouping = max(groupings, key=lambda one: one.bytes_per_block)
+    grouping = group_layers(specs, rules)
     budget = vllm_budget(shape, settings, batch_tokens(settings)) if settings.kv_bytes is None else None
     context = settings.context_tokens
     per_request = grouping.blocks_per_request(context, rules)

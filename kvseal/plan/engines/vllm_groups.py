@@ -58,7 +58,7 @@ class Grouping:
 
 
 def group_layers(specs: list[Spec], rules: Rules) -> Grouping:
-    """The groups of one pipeline stage. Raises ConfigError when vLLM could not make the pages equal."""
+    """The groups of the whole model; bytes per block are those of the poorest pipeline stage. Raises ConfigError when vLLM would fail."""
     if not specs:
         return Grouping(groups=(), bytes_per_block=0, padding_layers=0, how="no attention and no state: nothing to allocate")
     if not rules.hybrid_manager:
@@ -85,10 +85,16 @@ def uniform(specs: list[Spec]) -> bool:
     return len({spec.window_tokens for spec in specs}) == 1
 
 
+def _stage_bytes(groups: tuple[Group, ...], alignment: int = 1) -> int:
+    """Bytes of one block on the stage that holds most: the widest group there, rounded to what the layout asks for."""
+    stages = {spec.stage for group in groups for spec in group.specs}
+    widest = max(max(sum(spec.page_bytes for spec in group.specs if spec.stage == stage) for group in groups) for stage in stages)
+    return round_up(widest, alignment)
+
+
 def _one_group_bytes(group: Group, rules: Rules) -> int:
-    if not rules.block_outermost:
-        return group.page_bytes
-    return round_up(group.page_bytes, lcm(*(stride_alignment(spec) for spec in set(group.specs))))
+    alignment = lcm(*(stride_alignment(spec) for spec in set(group.specs))) if rules.block_outermost else 1
+    return _stage_bytes((group,), alignment)
 
 
 def _equal_pages(specs: list[Spec], rules: Rules) -> Grouping:
@@ -108,10 +114,12 @@ def _equal_pages(specs: list[Spec], rules: Rules) -> Grouping:
         count = cdiv(len(bucket), size)
         padding += -len(bucket) % size
         groups.extend(Group(specs=tuple(bucket[i::count])) for i in range(count))
-    page = specs[0].page_bytes
     widest = max(group.layers for group in groups)
     return Grouping(
-        groups=tuple(groups), bytes_per_block=widest * page, padding_layers=padding, how=f"{len(groups)} groups of up to {widest} layers"
+        groups=tuple(groups),
+        bytes_per_block=_stage_bytes(tuple(groups)),
+        padding_layers=padding,
+        how=f"{len(groups)} groups of up to {widest} layers",
     )
 
 
@@ -168,7 +176,7 @@ def _packed(specs: list[Spec], rules: Rules) -> Grouping:
             per_block = max(anchor // bucket[0].page_bytes, 1)
             n = max(n, cdiv(len(bucket), per_block))
         groups.extend(_split(bucket, n))
-    widest = max(group.page_bytes for group in groups)
+    widest = _stage_bytes(tuple(groups))
     if rules.packed_repeats and repeats:
         widest = max(widest, repeats * max(sum(pages) for pages in by_page))
     alignment = lcm(*(stride_alignment(spec) for spec in set(specs)))

@@ -6,7 +6,7 @@ vllm/models/deepseek_v4 (compressed attention). Sizing note 1.3 to 1.9.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import gcd
 
 from kvseal.core.errors import ConfigError
@@ -61,6 +61,8 @@ class Spec:
     sharded: bool = False
     detail: str = ""
     """What else must be equal (heads, sizes, role)."""
+    stage: int = field(default=0, compare=False)
+    """Pipeline stage of the layer; groups are made over the whole model, memory is paid per stage."""
 
     def blocks_per_request(self, tokens: int, rules: Rules) -> int:
         """Blocks that one request of `tokens` tokens may hold at its worst."""

@@ -214,6 +214,13 @@ def test_pipeline_stages_are_not_charged_for_all_layers(shared: Path) -> None:
     assert vllm.plan(shape, settings(parallel=Parallel(pp=2))).bytes_per_block * 2 == vllm.plan(shape, settings()).bytes_per_block
 
 
+def test_groups_span_the_stages_and_memory_is_paid_per_stage(shared: Path) -> None:
+    shape = load(shared, "Qwen__Qwen3.5-27B")
+    one, two = (vllm.plan(shape, settings(parallel=Parallel(pp=pp), context_tokens=131072)) for pp in (1, 2))
+    assert (one.blocks_per_request, two.blocks_per_request) == (174, 174)
+    assert one.bytes_per_block == 2 * two.bytes_per_block == 16 * 784 * 4096
+
+
 def test_decode_context_parallel_shards_positions(shared: Path) -> None:
     shape = load(shared, "deepseek-ai__DeepSeek-V3")
     plan = vllm.plan(shape, settings(context_tokens=131072, parallel=Parallel(tp=8, dcp=8)))

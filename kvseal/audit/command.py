@@ -185,12 +185,14 @@ class _Bar:
 
 
 def _write(options: argparse.Namespace, report: Report) -> None:
-    print(terminal.render(report, colour=sys.stdout.isatty()), end="")
+    """Prints the summary and writes the files; characters that an encoding lacks (servers send lone surrogates) are written as escapes."""
+    encoding = sys.stdout.encoding or "utf-8"
+    print(terminal.render(report, colour=sys.stdout.isatty()).encode(encoding, "backslashreplace").decode(encoding), end="")
     renderers = {"json": json_report.render, "junit": junit.render, "sarif": sarif.render, "html": html_report.render}
     given = vars(options)
     for form, render in renderers.items():
         if path := given[form]:
-            Path(path).write_text(render(report), encoding="utf-8")
+            Path(path).write_text(render(report), encoding="utf-8", errors="backslashreplace")
 
 
 if __name__ == "__main__":

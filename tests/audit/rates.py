@@ -21,6 +21,7 @@ from kvseal.audit.findings import Report
 from kvseal.audit.probes.base import Depth
 from kvseal.audit.runner import AuditSettings, audit
 from kvseal.audit.statistics import zero_upper_bound
+
 from .standin import FAULTS, Standin, Traits
 
 KEYS = ("key-one", "key-two")

@@ -251,7 +251,7 @@ class Standin:
             return [*self.previous[-200:], *tokens[:PAGE]]
         if len(tokens) + max_tokens <= context:
             return tokens
-        if fault == "truncate-head":
+        if fault in ("truncate-head", "odd-ids"):
             return tokens[-(context - max_tokens) :]
         if fault == "truncate-tail":
             return tokens[: context - max_tokens]
@@ -448,7 +448,8 @@ class Standin:
 
     def _id(self, one: Running, chat: bool) -> str:
         number = 7 if self.fault == "id-reused" and one.number % 5 == 0 else one.number
-        return f"{'chatcmpl' if chat else 'cmpl'}-{number}"
+        odd = "\ud800<b>" if self.fault == "odd-ids" else ""
+        return f"{'chatcmpl' if chat else 'cmpl'}-{odd}{number}"
 
     def _usage(self, one: Running) -> dict[str, Any]:
         counted = one.counted - (one.cached if self.fault == "usage-without-cached" else 0)

@@ -13,6 +13,7 @@ import pytest
 
 from kvseal.audit.command import main
 from kvseal.audit.runner import PROBES
+
 from .standin import Standin, Traits
 
 KEYS = ("key-one-secret", "key-two-secret")
@@ -134,6 +135,19 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     assert ended.value.code == 0
     assert "Audit only servers that are yours" in said and "exit status" in said and "--dry-run" in said
+
+
+def test_a_server_that_sends_lone_surrogates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """JSON can hold half a character, UTF-8 cannot: the reports are written all the same."""
+    server = _Thread("odd-ids").start()
+    try:
+        paths = [tmp_path / form for form in ("json", "junit", "sarif", "html")]
+        options = [word for path in paths for word in (f"--{path.name}", str(path))]
+        assert main([server.url, "--keys", *KEYS, "--only", "limits", "--depth", "quick", "--quiet", *options]) == 1
+    finally:
+        server.stop()
+    assert "limits.silent-truncation" in capsys.readouterr().out
+    assert all("limits.silent-truncation" in path.read_text("utf-8") for path in paths)
 
 
 def test_offline_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

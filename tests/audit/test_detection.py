@@ -9,6 +9,7 @@ import pytest
 from kvseal.audit.findings import Grade, Verdict
 from kvseal.audit.probes.base import Depth
 from kvseal.audit.runner import PROBES
+
 from .rates import found, honest_traits, run_one, traits_for
 from .standin import FAULTS, Traits
 

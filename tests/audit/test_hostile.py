@@ -21,6 +21,7 @@ from kvseal.audit.report import html, junit, sarif, terminal
 from kvseal.audit.report import json as json_report
 from kvseal.audit.runner import AuditSettings, audit
 from kvseal.audit.wire import Ask, End
+
 from .rawhttp import Exchange, RawServer
 from .standin import MODEL, Standin, Traits
 

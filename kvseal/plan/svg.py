@@ -121,5 +121,10 @@ def _legend(names: list[str], *, bars: bool = False) -> list[str]:
             if bars
             else f'<line class="{css}{index % 6}" stroke-width="3" x1="{x}" x2="{x + 16}" y1="{y - 4}" y2="{y - 4}"/>'
         )
-        parts.append(f'{shape}<text class="tick" x="{x + 22}" y="{y}">{escape(name[:20])}</text>')
+        parts.append(f'{shape}<text class="tick" x="{x + 22}" y="{y}">{escape(_label(name))}</text>')
     return parts
+
+
+def _label(name: str) -> str:
+    """The part of a name that tells models apart, short enough for the margin."""
+    return name.rsplit("/", 1)[-1].rsplit("__", 1)[-1][:17]

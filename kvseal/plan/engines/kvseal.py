@@ -9,7 +9,7 @@ from kvseal.core.errors import ConfigError
 from kvseal.plan.dtype import KVFormat
 from kvseal.plan.engines.base import EnginePlan, GroupPlan, Pool, Settings
 from kvseal.plan.shape import Attention, Kind, ModelShape
-from kvseal.plan.units import GIB, cdiv, round_up
+from kvseal.plan.units import cdiv, human_bytes, round_up
 
 RULE = (
     "KVSeal kv.geometry: page = layers x (64-byte seal + K run + V run, each padded to 64 bytes); never promises more than the pool holds"
@@ -61,7 +61,7 @@ def plan(shape: ModelShape, settings: Settings) -> EnginePlan:
     return EnginePlan(
         engine="kvseal", version=settings.version_text, kv_format=kv_format.name, groups=(group,), bytes_per_block=size,
         blocks_per_request=pages, request_bytes=pages * size, budget=None, pool=pool, pool_low=None, pool_high=None, starts=starts,
-        outcome=_outcome(pool, starts, settings), log_line=_log_line(pool),
+        outcome=_outcome(pool, starts, settings), log_line=_log_line(pool, tokens),
         notes=(f"seals and padding cost {_overhead(cache, len(shape.layers), bits, scales, tokens, size):.2f} % over the logical bytes",),
         rule=RULE,
     )  # fmt: skip
@@ -93,5 +93,8 @@ def _outcome(pool: Pool | None, starts: bool | None, settings: Settings) -> str:
     )
 
 
-def _log_line(pool: Pool | None) -> str:
-    return "" if pool is None else f"pool {pool.tokens:,} tokens ({pool.available_bytes / GIB:.2f} GiB)"
+def _log_line(pool: Pool | None, page_tokens: int) -> str:
+    """The line of the start report."""
+    if pool is None:
+        return ""
+    return f"KV pool {pool.tokens} tokens in {pool.blocks} pages of {page_tokens}, {human_bytes(pool.blocks * pool.block_bytes)}"

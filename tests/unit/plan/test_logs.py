@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -55,7 +57,12 @@ TRTLLM = """\
 [TensorRT-LLM][INFO] Number of tokens per block: 64.
 [TensorRT-LLM][INFO] Allocated 34.20 GiB for max tokens in paged KV cache (681280).
 """
-OURS = "kvseal: pool 26,112 tokens (1.00 GiB), page_tokens=16 served_context_tokens=8192\n"
+OURS = """\
+  KV per token          23040 bytes = 2 (K and V) x 30 layers x 3 KV heads x 64 x 2 B
+  KV pool               26112 tokens in 1632 pages of 16, 576.9 MiB
+  context               8192 tokens promised by the model
+  served context        8192 tokens per request, prompt and output together (the model's own limit)
+"""
 
 
 def read(text: str) -> Evidence:
@@ -148,6 +155,7 @@ def test_tensorrt_llm_and_ours() -> None:
     trt, ours = read(TRTLLM), read(OURS)
     assert (trt.engine, trt.pool_tokens, trt.pool_bytes, trt.block_tokens) == ("tensorrt-llm", 681280, int(34.20 * GIB), 64)
     assert (ours.engine, ours.pool_tokens, ours.context_tokens, ours.block_tokens) == ("kvseal", 26112, 8192, 16)
+    assert (ours.blocks, ours.pool_bytes) == (1632, int(576.9 * 2**20))
 
 
 def test_tensorrt_llm_over_the_years() -> None:
@@ -251,6 +259,24 @@ def test_metrics_pages(tmp_path: Path) -> None:
     page = tmp_path / "metrics.txt"
     page.write_text(vllm)
     assert "11702" in fetch(str(page))
+
+
+def test_metrics_of_a_live_server() -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = b"kvseal_kv_pool_tokens 26112.0\n" if self.path == "/metrics" else b""
+            self.send_response(200 if body else 404)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_address[1]}"
+        assert read_metrics(fetch(address)).pool_tokens == read_metrics(fetch(f"{address}/metrics")).pool_tokens == 26112
+        server.shutdown()
 
 
 def test_metrics_that_cannot_be_had(tmp_path: Path) -> None:

@@ -53,7 +53,8 @@ _MODEL_TYPES = {
     phi3 phi3_v phi4_multimodal phi4mm phimoe pixtral qwen qwen2 qwen2_5_omni qwen2_5_omni_text qwen2_5_omni_thinker qwen2_5_vl
     qwen2_5_vl_text qwen2_moe qwen2_vl qwen2_vl_text qwen2_audio qwen3 qwen3_moe qwen3_omni_moe qwen3_omni_moe_text qwen3_omni_moe_thinker
     qwen3_vl qwen3_vl_moe qwen3_vl_moe_text qwen3_vl_text refinedweb refinedwebmodel seed_oss shieldgemma2 smollm3 smolvlm solar
-    solar_open stablelm starcoder2 step3p5 step3p7 telechat2 vaultgemma video_llava vipllava voxtral xglm xverse yi openelm""",
+    solar_open stablelm starcoder2 step3_text step3_vl step3p5 step3p7 telechat2 vaultgemma
+    video_llava vipllava voxtral xglm xverse yi openelm""",
     "chunked": "llama4 llama4_text",
     "shared": "gemma3n gemma3n_text gemma4 gemma4_text gemma4_unified gemma4_unified_text",
     "cross": "mllama mllama_text_model",

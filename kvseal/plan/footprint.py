@@ -44,6 +44,8 @@ class GroupBytes:
     window_tokens: int | None = None
     constant_per_sequence: int = 0
     per_encoder_token: int = 0
+    shards: int = 1
+    """Ranks over which token positions are spread (decode context parallel)."""
     note: str = ""
 
 
@@ -73,7 +75,7 @@ class Footprint:
         for group in self.groups:
             if group.growing_block_bytes:
                 total += cdiv(tokens, group.growing_block_tokens) * group.growing_block_bytes
-            total += group.growing_per_token * tokens
+            total += group.growing_per_token * cdiv(tokens, group.shards)
             live = tokens if group.window_tokens is None else min(tokens, group.window_tokens)
             total += group.windowed_per_token * live + group.constant_per_sequence
         return total
@@ -163,8 +165,8 @@ def group_bytes(group: LayerGroup, kv_format: KVFormat, parallel: Parallel) -> G
     window = cache.window_tokens if isinstance(cache, Attention | Latent) else None
     if window is not None:
         return GroupBytes(group=group, windowed_per_token=each, window_tokens=window)
-    note = "sharded over DCP ranks" if parallel.dcp > 1 and not isinstance(cache, Index) else ""
-    return GroupBytes(group=group, growing_per_token=each, note=note)
+    shards = 1 if isinstance(cache, Index) else parallel.dcp
+    return GroupBytes(group=group, growing_per_token=each, shards=shards)
 
 
 V4_STATE_BYTES = 584

@@ -74,7 +74,8 @@ def cell_of(shape: ModelShape, kv_format: KVFormat, settings: Settings) -> Cell:
             window = cache.window_tokens
         elif isinstance(cache, Index) and cache.kind is Kind.DSA_INDEXER:
             counted, note = _indexer_layers(shape, group.layers, settings)
-            full += cdiv(counted, parallel.pp) * index_bytes(cache.index_dim)
+            # Index keys are kept whole on every rank although the rows are spread.
+            full += cdiv(counted, parallel.pp) * index_bytes(cache.index_dim) * parallel.dcp
             notes.append(note)
         elif isinstance(cache, Attention) and cache.kind is Kind.CROSS:
             notes.append("cross-attention layers hold image tokens, not sized here")
@@ -193,14 +194,15 @@ def _pool_of_tokens(tokens: int, cell: Cell, settings: Settings, available: int)
         ratio = settings.mamba_ratio if settings.mamba_ratio is not None else MAMBA_RATIO
         slots = max((int(available * ratio / (1 + ratio)) - cell.state) // cell.state, 0)
         sub.append(("state slots", slots, (slots + 1) * cell.state))
+    logical = tokens * settings.parallel.dcp
     return Pool(
         available_bytes=available,
         block_bytes=int(cell.bytes_per_token * page),
         blocks=tokens // page,
-        tokens=tokens,
-        concurrency=tokens / settings.context_tokens,
-        largest_context_tokens=max(tokens - 1, 0),
-        detail=(f"longest accepted input {max(min(settings.context_tokens, tokens) - 6, 0):,} tokens",),
+        tokens=logical,
+        concurrency=logical / settings.context_tokens,
+        largest_context_tokens=max(logical - 1, 0),
+        detail=(f"longest accepted input {max(min(settings.context_tokens, logical) - 6, 0):,} tokens",),
         sub_pools=tuple(sub),
     )
 
@@ -222,7 +224,7 @@ def _outcome(pool: Pool | None, settings: Settings) -> str:
 def _log_line(pool: Pool | None, cell: Cell, shape: ModelShape) -> str:
     if pool is None:
         return ""
-    size = (pool.tokens + cell.page_tokens) * (cell.full + cell.compressed)
+    size = (pool.blocks + 1) * cell.page_tokens * (cell.full + cell.compressed)
     if shape.is_mla or shape.is_compressed:
         return f"KV Cache is allocated. #tokens: {pool.tokens}, KV size: {size / GIB:.2f} GB"
     key = _k_share(shape)

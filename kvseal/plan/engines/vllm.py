@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from kvseal.core.errors import ConfigError
 from kvseal.plan.dtype import KVFormat
 from kvseal.plan.engines.base import EnginePlan, GroupPlan, Pool, Settings
 from kvseal.plan.engines.memory import vllm_budget
 from kvseal.plan.engines.vllm_groups import Grouping, group_layers
 from kvseal.plan.engines.vllm_specs import Rules, layer_specs
 from kvseal.plan.gpu import find_gpu
-from kvseal.plan.shape import Layer, ModelShape
+from kvseal.plan.shape import Attention, Kind, Layer, ModelShape
 from kvseal.plan.units import GIB, cdiv, gib
 
 RULE = (
@@ -84,6 +85,7 @@ def stages(shape: ModelShape, pp: int, drafts: bool) -> list[tuple[Layer, ...]]:
 def plan(shape: ModelShape, settings: Settings) -> EnginePlan:
     """vLLM's answer on the poorest pipeline stage. Raises ConfigError when vLLM would refuse the split or the layout."""
     rules = rules_for(settings)
+    _check_dcp(shape, settings)
     if shape.is_compressed and settings.layout is None:
         rules = replace(rules, layout="BLHNC")
     kv_format = resolve_layout(shape, settings.kv_format)
@@ -136,6 +138,14 @@ def plan(shape: ModelShape, settings: Settings) -> EnginePlan:
         notes=_notes(shape, grouping, rules, settings),
         rule=RULE,
     )
+
+
+def _check_dcp(shape: ModelShape, settings: Settings) -> None:
+    """Positions are spread over the ranks that would hold copies of a KV head; there are no more than tp / KV heads of them."""
+    tp, dcp = settings.parallel.tp, settings.parallel.dcp
+    for group in shape.groups:
+        if dcp > 1 and isinstance(group.cache, Attention) and group.cache.kind is Kind.FULL and dcp > max(tp // group.cache.kv_heads, 1):
+            raise ConfigError(f"--dcp {dcp} is more than tp / KV heads = {max(tp // group.cache.kv_heads, 1)}: vLLM refuses it")
 
 
 def pool_of(grouping: Grouping, rules: Rules, available: int, context: int) -> Pool:

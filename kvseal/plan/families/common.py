@@ -24,7 +24,15 @@ LAYER_KEYS = (
 )
 HEAD_KEYS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "decoder_attention_heads", "attention_heads", "num_query_heads")
 HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model", "dim", "model_dim")
-KV_HEAD_KEYS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_kv_heads", "multi_query_group_num", "num_query_groups")
+KV_HEAD_KEYS = (
+    "num_key_value_heads",
+    "num_kv_heads",
+    "n_head_kv",
+    "n_kv_heads",
+    "multi_query_group_num",
+    "num_query_groups",
+    "num_attention_groups",
+)
 HEAD_DIM_KEYS = ("head_dim", "attention_head_dim", "kv_channels", "d_kv")
 
 

@@ -42,7 +42,8 @@ def build(fields: Fields, info: ClassInfo) -> Built:
     _only(kinds, {"full", "sliding", "chunked"}, info)
     sizes = windows.windows_per_layer(fields, kinds)
     chunk = fields.integer("attention_chunk_size", limit="tokens") if "chunked" in kinds else None
-    overrides = _overrides(fields, layers)
+    overrides = _overrides(fields, layers) or _other_setting(fields, kinds)
+    _note_oddities(fields, sizes)
     built: list[Layer] = []
     for i, kind in enumerate(kinds):
         own = overrides.get(i, {})
@@ -252,6 +253,24 @@ def _overrides(fields: Fields, layers: int) -> dict[int, dict[str, Any]]:
             raise ModelCorrupt(f"per_layer_config names layer {key[:20]!r} of {layers}")
         found[int(key)] = value
     return found
+
+
+def _other_setting(fields: Fields, kinds: list[str]) -> dict[int, dict[str, Any]]:
+    """`attention_other_setting` (Step 3.5): heads and head size of the sliding layers."""
+    other = fields.mapping("attention_other_setting")
+    own = {"num_key_value_heads": other.get("num_attention_groups"), "head_dim": other.get("head_dim")}
+    own = {key: value for key, value in own.items() if value is not None}
+    return {i: own for i, kind in enumerate(kinds) if kind == "sliding"} if own else {}
+
+
+def _note_oddities(fields: Fields, windows_tokens: list[int | None]) -> None:
+    """Things that surprise people, said once."""
+    limit = fields.raw.get("max_position_embeddings")
+    real = [window for window in windows_tokens if window is not None]
+    if isinstance(limit, int) and real and min(real) >= limit:
+        fields.notes.append(f"the window of {min(real):,} tokens is not shorter than the model's own limit: it never closes")
+    if fields.raw.get("use_cla") is True:
+        fields.notes.append("use_cla: layers share K and V when computing, yet engines keep a cache in every layer")
 
 
 def _override(fields: Fields, own: dict[str, Any], key: str, otherwise: int) -> int:

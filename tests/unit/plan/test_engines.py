@@ -225,8 +225,13 @@ def test_decode_context_parallel_shards_positions(shared: Path) -> None:
     shape = load(shared, "deepseek-ai__DeepSeek-V3")
     plan = vllm.plan(shape, settings(context_tokens=131072, parallel=Parallel(tp=8, dcp=8)))
     assert plan.blocks_per_request == 131072 // 8 // 64
-    with pytest.raises(ConfigError, match="sliding"):
-        vllm.plan(load(shared, "openai__gpt-oss-20b"), settings(parallel=Parallel(tp=8, dcp=2)))
+    with pytest.raises(ConfigError, match="tp / KV heads"):
+        vllm.plan(load(shared, "Qwen__Qwen3-8B"), settings(parallel=Parallel(tp=8, dcp=2)))
+    wide = vllm.plan(load(shared, "Qwen__Qwen3-30B-A3B"), settings(context_tokens=32768, parallel=Parallel(tp=8, dcp=2)))
+    assert wide.blocks_per_request == 1024
+    rows = {"parallel": Parallel(tp=8, dcp=8), "kv_bytes": 8 * GIB, "engine": "sglang"}
+    pool = sglang.plan(shape, settings(version="0.5.23", **rows)).pool
+    assert pool is not None and pool.tokens == 8 * (8 * GIB // 70272)
 
 
 def test_largest_context_is_the_largest(shared: Path) -> None:

@@ -277,6 +277,28 @@ def test_every_way_to_say_window(extra: dict[str, Any], sliding: int) -> None:
     assert (len(kinds), kinds.count(Kind.SLIDING)) == (4, sliding)
 
 
+def test_sliding_layers_with_their_own_heads() -> None:
+    step = SLIDES | {"architectures": ["Step3p5ForCausalLM"], "model_type": "step3p5", "num_attention_heads": 8, "num_attention_groups": 2}
+    del step["num_key_value_heads"]
+    step |= {
+        "layer_types": ["full_attention", "sliding_attention"] * 2,
+        "attention_other_setting": {"num_attention_groups": 4, "head_dim": 128},
+    }
+    assert figures(step) == (2 * 2 * 512 * 2, 2 * 4 * 256 * 2, 0)
+
+
+def test_a_window_that_never_closes_is_pointed_out() -> None:
+    phi = {
+        "architectures": ["Phi3ForCausalLM"],
+        "num_hidden_layers": 2,
+        "hidden_size": 512,
+        "num_attention_heads": 8,
+        "sliding_window": 9999,
+    }
+    assert any("never closes" in note for note in read_shape(phi | {"max_position_embeddings": 4096}, "test").notes)
+    assert not read_shape(phi | {"max_position_embeddings": 40960}, "test").notes
+
+
 def test_key_order_does_not_matter() -> None:
     assert figures(dict(reversed(list(BASE.items())))) == figures(BASE)
 

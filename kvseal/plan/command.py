@@ -8,17 +8,19 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvseal.core.errors import ConfigError, KVSealError
-from kvseal.plan.evidence import Comparison, claim_of, compare
-from kvseal.plan.logs import Evidence, read_log
 from kvseal.plan.options import ask_of, build_parser
 from kvseal.plan.planner import Ask, Report, answer
 from kvseal.plan.promise import judge
 from kvseal.plan.report_json import plain, promise_json, report_json
 from kvseal.plan.source import load_shape
 from kvseal.plan.table import render, render_promise
-from kvseal.plan.table_more import render_comparison, render_evidence, render_side_by_side
+
+if TYPE_CHECKING:  # Logs and side-by-side tables are imported when they are asked for: plain sizes stay instant.
+    from kvseal.plan.evidence import Comparison
+    from kvseal.plan.logs import Evidence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,6 +53,8 @@ def _run(argv: list[str]) -> int:
         shapes = [replace(shape, draft_layers=draft.layers) for shape in shapes]
     comparison = None
     if evidence is not None:
+        from kvseal.plan.evidence import compare
+
         report, comparison = compare(shapes[0], ask, evidence)
         reports = [report]
     else:
@@ -66,6 +70,10 @@ def _run(argv: list[str]) -> int:
 
 def _evidence(options: argparse.Namespace) -> Evidence | None:
     """What the log and the metrics state together; the log wins."""
+    if options.log is None and options.metrics is None:
+        return None
+    from kvseal.plan.logs import read_log
+
     if options.log is not None and options.metrics is not None:
         raise ConfigError("give --log or --metrics, not both")
     if options.metrics is not None:
@@ -74,14 +82,12 @@ def _evidence(options: argparse.Namespace) -> Evidence | None:
         evidence = read_metrics(fetch(options.metrics))
     elif options.log == "-":
         evidence = read_log(sys.stdin)
-    elif options.log is not None:
+    else:
         try:
             with Path(options.log).open(encoding="utf-8", errors="replace") as file:
                 evidence = read_log(file)
         except OSError as error:
             raise ConfigError(f"{options.log} cannot be read: {error.strerror or error}") from error
-    else:
-        return None
     if not evidence.found:
         raise ConfigError(
             "nothing there states a KV pool or a context; I know start-up logs of vLLM, SGLang, llama.cpp, TensorRT-LLM and KVSeal"
@@ -91,6 +97,9 @@ def _evidence(options: argparse.Namespace) -> Evidence | None:
 
 def _evidence_alone(ask: Ask, evidence: Evidence, *, as_json: bool) -> int:
     """No model was named: the log's own numbers, and the promise against them."""
+    from kvseal.plan.evidence import claim_of
+    from kvseal.plan.table_more import render_evidence
+
     claim = claim_of(evidence)
     result = None
     promised = ask.promise_tokens or (evidence.context_tokens if claim is not None else None)
@@ -117,10 +126,14 @@ def _print(reports: list[Report], comparison: Comparison | None, *, as_json: boo
         json.dump(pages[0] if len(pages) == 1 else {"models": pages}, sys.stdout, indent=1)
         sys.stdout.write("\n")
     elif len(reports) > 1:
+        from kvseal.plan.table_more import render_side_by_side
+
         sys.stdout.write(render_side_by_side(reports))
     else:
         sys.stdout.write(render(reports[0]))
         if comparison is not None:
+            from kvseal.plan.table_more import render_comparison, render_evidence
+
             sys.stdout.write("\n" + render_evidence(comparison.evidence) + render_comparison(comparison))
 
 

@@ -32,13 +32,19 @@ void Activations::resize(int tokens) {
     groups = ceil_div(width, GROUP);
     if (values.size() < n * static_cast<size_t>(width)) values.resize(n * static_cast<size_t>(width));
     if (!want_quants || scales.size() >= n * static_cast<size_t>(groups)) return;
-    quants.resize(n * static_cast<size_t>(groups) * GROUP);
-    scales.resize(n * static_cast<size_t>(groups));
-    sums.resize(n * static_cast<size_t>(groups));
+    for (auto* bytes : {&quants, &remainders}) bytes->resize(n * static_cast<size_t>(groups) * GROUP);
+    for (auto* floats : {&scales, &remainder_scales, &sums}) floats->resize(n * static_cast<size_t>(groups));
+}
+
+Groups Activations::groups_of(int64_t token, int first_group) {
+    const int64_t group = token * groups + first_group;
+    return {quants.data() + group * GROUP, scales.data() + group, remainders.data() + group * GROUP, remainder_scales.data() + group,
+            sums.data() + group};
 }
 
 Inputs Activations::inputs() const {
-    return {values.data(), quants.data(), scales.data(), sums.data(), width, static_cast<int64_t>(groups) * GROUP, groups};
+    return {values.data(), quants.data(), scales.data(), remainders.data(), remainder_scales.data(), sums.data(),
+            width,         static_cast<int64_t>(groups) * GROUP, groups};
 }
 
 Decoder::Decoder(ModelNumbers numbers, KVLayout kv, std::vector<LayerParts> layers, Vector final_norm, Linear lm_head, Embedding embedding,
@@ -233,9 +239,7 @@ void Decoder::gate_up_unit(const LayerParts& layer, const Inputs& x, int64_t uni
         const int64_t at = static_cast<int64_t>(t) * m_.intermediate_size + column;
         float* out = act_.values.data() + at;
         k_.silu_multiply(gate_.data() + at, up_.data() + at, n, out);
-        if (!act_.want_quants) continue;
-        const int64_t group = static_cast<int64_t>(t) * act_.groups + column / GROUP;
-        k_.quantise(out, n, act_.quants.data() + group * GROUP, act_.scales.data() + group, act_.sums.data() + group);
+        if (act_.want_quants) k_.quantise(out, n, act_.groups_of(t, column / GROUP));
     }
 }
 
@@ -260,8 +264,7 @@ void Decoder::embed(int token) {
 void Decoder::norm_into(int token, const Vector& weight, Activations& to) {
     float* out = to.values.data() + static_cast<int64_t>(token) * to.width;
     k_.rms_norm(hidden_.data() + static_cast<int64_t>(token) * m_.hidden_size, weight.data(), m_.hidden_size, m_.norm_eps, out);
-    const int64_t group = static_cast<int64_t>(token) * to.groups;
-    if (to.want_quants) k_.quantise(out, to.width, to.quants.data() + group * GROUP, to.scales.data() + group, to.sums.data() + group);
+    if (to.want_quants) k_.quantise(out, to.width, to.groups_of(token));
 }
 
 void Decoder::finish_heads(int layer, int token) {
@@ -301,9 +304,7 @@ void Decoder::finish_attention(int token) {
                               m_.head_dim, out + static_cast<int64_t>(unit.kv_head) * group * m_.head_dim);
         }
     }
-    const int64_t at = static_cast<int64_t>(token) * attended_.groups;
-    if (attended_.want_quants)
-        k_.quantise(out, attended_.width, attended_.quants.data() + at * GROUP, attended_.scales.data() + at, attended_.sums.data() + at);
+    if (attended_.want_quants) k_.quantise(out, attended_.width, attended_.groups_of(token));
 }
 
 void Decoder::finish_hidden(int token) {
@@ -369,11 +370,7 @@ void Decoder::logits(const float* hidden, int rows, float* out) {
     const Inputs in = head_.inputs();
     const Outputs to{out, m_.vocab_size, nullptr, 1.0f, false};
     const int chunks = ceil_div(lm_head_.row_blocks, HEAD_BLOCKS);
-    const auto quantise_row = [&](int64_t i, int) {
-        const int64_t group = i * head_.groups;
-        k_.quantise(head_.values.data() + i * head_.width, head_.width, head_.quants.data() + group * GROUP, head_.scales.data() + group,
-                    head_.sums.data() + group);
-    };
+    const auto quantise_row = [&](int64_t i, int) { k_.quantise(head_.values.data() + i * head_.width, head_.width, head_.groups_of(i)); };
     const auto unit = [&](int64_t u, int) {
         const int block = static_cast<int>(u % chunks) * HEAD_BLOCKS, row = static_cast<int>(u / chunks) * UNIT_TOKENS;
         const int row_end = std::min(row + UNIT_TOKENS, rows), block_end = std::min(block + HEAD_BLOCKS, lm_head_.row_blocks);

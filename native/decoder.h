@@ -52,11 +52,12 @@ struct Step {
 struct Activations {
     int width = 0, groups = 0;
     bool want_quants = false, want_values = false;
-    std::vector<float> values, scales, sums;
-    std::vector<int8_t> quants;
+    std::vector<float> values, scales, remainder_scales, sums;
+    std::vector<int8_t> quants, remainders;
 
     void resize(int tokens);
     Inputs inputs() const;
+    Groups groups_of(int64_t token, int first_group = 0);
 };
 
 class Decoder {

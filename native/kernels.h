@@ -33,13 +33,25 @@ struct Linear {
     bool quantised() const { return format >= PACK_Q8; }
 };
 
-// Inputs of a linear layer, T tokens: floats, and for quantised weights 8-bit groups of 32.
+// Inputs of a linear layer, T tokens: floats, and for quantised weights 8-bit groups of 32. One outlier in a group costs the other 31 their
+// precision, so a group with one is rounded twice: its remainder is 8 bits again, with a scale of its own. Elsewhere that scale is 0.
 struct Inputs {
-    const float* values;      // [T][value_stride]
-    const int8_t* quants;     // [T][quant_stride], quant_stride = 32 * groups
-    const float* scales;      // [T][group_stride]
-    const float* scaled_sums; // [T][group_stride], scale * (sum of the group's quants)
+    const float* values;            // [T][value_stride]
+    const int8_t* quants;           // [T][quant_stride], quant_stride = 32 * groups
+    const float* scales;            // [T][group_stride]
+    const int8_t* remainders;       // [T][quant_stride]
+    const float* remainder_scales;  // [T][group_stride]
+    const float* scaled_sums;       // [T][group_stride], the sum of the group as rounded
     int64_t value_stride, quant_stride, group_stride;
+};
+
+// Where the groups of one token go.
+struct Groups {
+    int8_t* quants;
+    float* scales;
+    int8_t* remainders;
+    float* remainder_scales;
+    float* scaled_sums;
 };
 
 // out[t][row] = y + bias, or += multiplier * (y + bias).
@@ -69,7 +81,7 @@ struct Kernels {
     const char* name;
     void (*linear)(const Linear&, const Inputs&, int token_begin, int token_end, int block_begin, int block_end, const Outputs&);
     // 32-groups of x[n]; the last group is padded with zeros.
-    void (*quantise)(const float* x, int n, int8_t* quants, float* scales, float* scaled_sums);
+    void (*quantise)(const float* x, int n, const Groups& to);
     void (*rms_norm)(const float* x, const float* weight, int n, float eps, float* out);
     // Rotates `heads` vectors in place; cos and sin have rotary_dims / 2 entries.
     void (*rope)(float* x, int heads, int head_dim, int half, const float* cosines, const float* sines);

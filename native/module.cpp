@@ -263,10 +263,7 @@ void linear_kernel(const Packed& packed, In<float, 2> x, InOut<float, 2> out, Ma
     in.want_quants = w.quantised();
     in.resize(tokens);
     std::copy(x.data(), x.data() + x.size(), in.values.data());
-    for (int64_t t = 0; w.quantised() && t < tokens; ++t) {
-        const int64_t group = t * in.groups;
-        k.quantise(in.values.data() + t * w.columns, w.columns, in.quants.data() + group * GROUP, in.scales.data() + group, in.sums.data() + group);
-    }
+    for (int64_t t = 0; w.quantised() && t < tokens; ++t) k.quantise(in.values.data() + t * w.columns, w.columns, in.groups_of(t));
     nb::gil_scoped_release unlocked;
     k.linear(w, in.inputs(), 0, tokens, 0, w.row_blocks, {out.data(), w.rows, bias ? bias->data() : nullptr, 1.0f, false});
 }

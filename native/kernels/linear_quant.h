@@ -1,7 +1,7 @@
 // y = W x for weights in 8-bit or 4-bit groups of 32 and inputs in 8-bit groups of 32.
 //
 // A lane is an output row. In each group the products are summed exactly in integers; then acc = fma(weight scale * input scale, sum, acc),
-// group after group. Minimums come first: acc = sum over groups of minimum * (input scale * sum of the input's quants). Every output
+// group after group, the remainder of a group with an outlier right behind it (for a token without one that adds exactly nothing). Minimums come first: acc = sum over groups of minimum * (input scale * sum of the input's quants). Every output
 // element therefore has one order, whatever the number of tokens or the tile that computes it (L13).
 // 4 bits: a 16-bit lane takes 16 products of at most 15 * 127 (30,480 < 32,768) before it must widen.
 #pragma once
@@ -116,6 +116,8 @@ static inline void quant_tile(const Linear& w, const Inputs& in, int token, int 
     const uint16_t* scales = w.scales + block * scale_stride;
     const int8_t* x = in.quants + token * in.quant_stride;
     const float* x_scales = in.scales + token * in.group_stride;
+    const int8_t* remainders = in.remainders + token * in.quant_stride;
+    const float* remainder_scales = in.remainder_scales + token * in.group_stride;
     for (int r = 0; r < R; ++r)
         for (int t = 0; t < T; ++t) acc[r][t] = splat(0.0f);
     if (FORMAT != PACK_Q8) {
@@ -141,11 +143,33 @@ static inline void quant_tile(const Linear& w, const Inputs& in, int token, int 
             const f8 scale = load_half8(scales + r * scale_stride + g * ROW_BLOCK);
             for (int t = 0; t < T; ++t) acc[r][t] = fma8(scale * splat(x_scales[t * in.group_stride + g]), dots[r][t], acc[r][t]);
         }
+        bool outlier = false;
+        for (int t = 0; t < T; ++t) outlier |= remainder_scales[t * in.group_stride + g] != 0.0f;
+        if (!outlier) continue;
+        if (FOUR_BITS)
+            dot_q4<R, T>(weights + g * BYTES, weight_stride, remainders + g * GROUP, in.quant_stride, dots);
+        else
+            dot_q8<R, T>(weights + g * BYTES, weight_stride, remainders + g * GROUP, in.quant_stride, dots);
+        for (int r = 0; r < R; ++r) {
+            const f8 scale = load_half8(scales + r * scale_stride + g * ROW_BLOCK);
+            for (int t = 0; t < T; ++t) acc[r][t] = fma8(scale * splat(remainder_scales[t * in.group_stride + g]), dots[r][t], acc[r][t]);
+        }
     }
 }
 
-// Groups of 32 of one token: scale = largest magnitude / 127, quants rounded to nearest, ties to even.
-static void quantise(const float* x, int n, int8_t* quants, float* scales, float* scaled_sums) {
+// 32 values as scale * q: scale = largest magnitude / 127, q rounded to nearest, ties to even. Returns the scale.
+static inline float round_group(const f8 (&v)[4], int8_t* q) {
+    const float top = maximum8(max8(max8(abs8(v[0]), abs8(v[1])), max8(abs8(v[2]), abs8(v[3]))));
+    const f8 inverse = splat(top > 0.0f ? 127.0f / top : 0.0f);
+    for (int i = 0; i < 4; ++i) round_to_int8(q + 8 * i, v[i] * inverse);
+    return top / 127.0f;
+}
+
+// A group whose largest magnitude is more than this many times its root mean square (at most 5.7, 1 of 32) has an outlier. At 4.5 about a
+// tenth of SmolLM2-135M's groups have one, and rounding those twice brings its predictions 3.6 times closer to float32 ones (KL divergence).
+constexpr float OUTLIER = 4.5f;
+
+static void quantise(const float* x, int n, const Groups& to) {
     for (int g = 0, begin = 0; begin < n; ++g, begin += GROUP) {
         float padded[GROUP] = {};
         const float* source = x + begin;
@@ -155,13 +179,20 @@ static void quantise(const float* x, int n, int8_t* quants, float* scales, float
         }
         f8 v[4];
         for (int i = 0; i < 4; ++i) v[i] = load8(source + 8 * i);
-        const float top = maximum8(max8(max8(abs8(v[0]), abs8(v[1])), max8(abs8(v[2]), abs8(v[3]))));
-        const float scale = top / 127.0f;
-        const f8 inverse = splat(top > 0.0f ? 127.0f / top : 0.0f);
-        int8_t* q = quants + begin;
-        for (int i = 0; i < 4; ++i) round_to_int8(q + 8 * i, v[i] * inverse);
-        scales[g] = scale;
-        scaled_sums[g] = scale * static_cast<float>(sum_int8_32(q));
+        int8_t* q = to.quants + begin;
+        int8_t* remainder = to.remainders + begin;
+        const float scale = round_group(v, q), top = scale * 127.0f;
+        const float squares = sum8((v[0] * v[0] + v[1] * v[1]) + (v[2] * v[2] + v[3] * v[3]));
+        to.scales[g] = scale;
+        to.scaled_sums[g] = scale * static_cast<float>(sum_int8_32(q));
+        to.remainder_scales[g] = 0.0f;
+        if (top * top * GROUP <= OUTLIER * OUTLIER * squares) {
+            std::memset(remainder, 0, GROUP);
+            continue;
+        }
+        for (int i = 0; i < 4; ++i) v[i] = fma8(splat(-scale), load_int8_8(q + 8 * i), v[i]);
+        to.remainder_scales[g] = round_group(v, remainder);
+        to.scaled_sums[g] += to.remainder_scales[g] * static_cast<float>(sum_int8_32(remainder));
     }
 }
 

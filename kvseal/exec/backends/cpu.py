@@ -3,7 +3,8 @@
 Owns the packed weights, the arena and the choice of packing. Never decides what runs, never reads a page: appends, reads and their seal
 checks (L3-L7, L10) are in the kernels. L12: a row that breaks a seal comes back flagged. L13: bits do not depend on batch, chunks, threads.
 
-Which packing `--weights` gives (groups are 32 columns; inputs of grouped weights are rounded to 8 bits per group of 32):
+Which packing `--weights` gives (groups are 32 columns; inputs of grouped weights are rounded to 8 bits per
+group of 32, and groups with an outlier twice):
 
 ====== ==========================================================================================================================
 auto   as close to the file as a kernel allows: Q4_0, Q4_1 exactly as stored, Q4_K with its scales rounded to fp16, in 4-bit groups;

@@ -282,7 +282,7 @@ async def _read_stream(answer: Answer, response: httpx.Response, began_s: float)
                 chunks += 1
                 answer.first_s = answer.first_s if answer.first_s is not None else time.monotonic() - began_s
             if answer.done_seen or answer.end is not End.ANSWERED:
-                return
+                break
             if chunks > 4 * ask.max_tokens + 64:
                 answer.end, answer.note = End.OVERSIZE, f"{chunks} pieces for max_tokens {ask.max_tokens}"
                 return
@@ -293,4 +293,5 @@ async def _read_stream(answer: Answer, response: httpx.Response, began_s: float)
         answer.end, answer.note = End.OVERSIZE, str(error)
         return
     if answer.end is End.ANSWERED and answer.finish_reason is None:
-        answer.end, answer.note = End.CUT, "the stream stopped without a finish reason and without [DONE]"
+        said = "said [DONE]" if answer.done_seen else "stopped without [DONE]"
+        answer.end, answer.note = End.CUT, f"the stream {said} and gave no finish reason"

@@ -19,6 +19,7 @@ from kvseal.audit.findings import Confidence, Finding, Grade, ProbeResult, Repor
 from kvseal.audit.probes import aborts, honesty, isolation, leak, limits, reuse
 from kvseal.audit.probes.base import Cost, Depth, Probe, Scene, exhibit
 from kvseal.audit.probes.offline import Shown, look
+from kvseal.audit.probes.review import review
 from kvseal.audit.prompts import filler
 from kvseal.audit.target import CannotAudit, Target, meet, read_metrics, survey
 
@@ -68,6 +69,7 @@ async def audit(settings: AuditSettings, progress: Progress = no_progress) -> Re
             )
             report.target |= target.describe()
             await _run_probes(settings, scene, report, progress)
+            report.results.append(review(scene))
             if not settings.only or "offline" in settings.only:
                 await _look_offline(settings, scene, report)
         except CannotAudit as error:

@@ -68,9 +68,10 @@ def test_a_clean_audit_and_its_reports(honest: _Thread, tmp_path: Path, capsys: 
     said = capsys.readouterr().out
     assert "Clean: nothing found" in said and "proved:" in said
     body = json.loads(forms["json"].read_text())
-    assert body["exit_status"] == 0 and [result["verdict"] for result in body["results"]] == ["passed", "passed"]
+    assert body["exit_status"] == 0 and [result["verdict"] for result in body["results"]] == ["passed"] * len(body["results"])
+    assert [result["probe"] for result in body["results"]] == ["limits", "isolation", "answers"]
     suite = ElementTree.parse(forms["junit"]).getroot()
-    assert suite.get("failures") == "0" and suite.get("tests") == "2"
+    assert suite.get("failures") == "0" and suite.get("tests") == "3"
     assert json.loads(forms["sarif"].read_text())["runs"][0]["results"] == []
     page = forms["html"].read_text()
     assert page.count("<svg") == 2 and "<script" not in page and 'src="http' not in page

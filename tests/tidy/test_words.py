@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvseal import cli
+
 from .sources import PACKAGE, PROJECT, documents, native_sources, package_sources, sources_of_tests
 
 MOST_SERVE_FLAGS = 24

@@ -1,9 +1,7 @@
 """Failure honesty: what fails says so, with a status, a body, and no pretence.
 
-Sends malformed requests (each must be a 4xx with a readable body), a burst as large as allowed (answers, or 429/503 with Retry-After,
-never a
-hang), watches health meanwhile, and at the end looks through every answer of the whole audit for silent failures: streams without an end,
-ids used twice, more tokens than asked for, finish reasons that are failures, 200 with an error inside.
+Sends malformed requests (each must be a 4xx with a readable body), a burst as large as allowed (answers, or 429/503 with Retry-After, never
+a hang), and watches health meanwhile. What failed in silence anywhere in the audit is found by `kvseal.audit.probes.review`.
 """
 
 from __future__ import annotations
@@ -16,10 +14,9 @@ from kvseal.audit.findings import Confidence, Exhibit, Finding, Grade, ProbeResu
 from kvseal.audit.probes.base import Cost, Depth, Probe, Scene, exhibit, hung
 from kvseal.audit.prompts import filler
 from kvseal.audit.target import Target
-from kvseal.audit.wire import Answer, End, Json, dig
+from kvseal.audit.wire import Answer, Json, dig
 
 _BURST_TOKENS = 32
-_GOOD_ENDS = ("stop", "length", "tool_calls", "content_filter", "function_call", "eos", "eos_token", "stop_sequence", "repetition")
 
 
 def cost(target: Target, depth: Depth, concurrency: int) -> Cost:
@@ -30,7 +27,6 @@ def cost(target: Target, depth: Depth, concurrency: int) -> Cost:
 async def run(scene: Scene, result: ProbeResult) -> None:
     await _malformed(scene, result)
     await _burst(scene, result)
-    _everything_so_far(scene, result)
     await _health(scene, result)
 
 
@@ -193,74 +189,6 @@ def _judge_burst(scene: Scene, result: ProbeResult, answer: Answer) -> None:
                 (exhibit(answer),),
             )
         )
-
-
-def _everything_so_far(scene: Scene, result: ProbeResult) -> None:
-    """Looks through every answer of the audit, of whichever probe."""
-    owners: dict[str, Answer] = {}
-    streams = whole = 0
-    for answer in scene.client.answers:
-        for server_id in answer.ids_seen:
-            if server_id in owners:
-                _found(
-                    result,
-                    "honesty.id-reused",
-                    Grade.HONESTY,
-                    Confidence.PROVEN,
-                    "two answers bear one id",
-                    f"The id was {server_id[:60]!r}.",
-                    answer,
-                )
-            owners[server_id] = answer
-        if len(answer.ids_seen) > 1:
-            _found(
-                result, "honesty.id-changes", Grade.LEAK, Confidence.LIKELY, "one stream holds events of several ids",
-                f"Ids: {', '.join(sorted(answer.ids_seen))[:200]}. Events of another request may have been delivered here.", answer,
-            )  # fmt: skip
-        _judge_end(result, answer)
-        streams += answer.ask.stream and answer.ok
-        whole += answer.ok
-    if whole and not result.findings:
-        result.proved.append(f"all {whole} answers of this audit ({streams} streams) were complete, with their own id and a finish reason")
-
-
-def _judge_end(result: ProbeResult, answer: Answer) -> None:
-    ask = answer.ask
-    if answer.end is End.CUT and answer.status == 200:
-        _found(
-            result, "honesty.stream-cut", Grade.HONESTY, Confidence.PROVEN, "a stream stops without an end",
-            f"{answer.note}. A client cannot tell a failure from the end of the text.", answer,
-        )  # fmt: skip
-    elif answer.end is End.OVERSIZE:
-        _found(
-            result, "honesty.endless", Grade.HONESTY, Confidence.PROVEN, "an answer does not end where it was told to", answer.note, answer
-        )
-    elif answer.end is End.MALFORMED and answer.status == 200:
-        _found(result, "honesty.malformed", Grade.HONESTY, Confidence.PROVEN, "a 200 is not an answer", answer.note, answer)
-    elif answer.end is End.REFUSED and answer.status == 200 and not answer.error_in_stream:
-        _found(
-            result, "honesty.success-on-failure", Grade.HONESTY, Confidence.PROVEN, "a failure bears status 200",
-            f"The body says {answer.error_message[:160]!r}.", answer,
-        )  # fmt: skip
-    elif answer.ok and answer.finish_reason not in _GOOD_ENDS:
-        _found(
-            result, "honesty.finish-reason", Grade.HONESTY, Confidence.PROVEN, "a failure is dressed as a finish reason",
-            f"Status 200 with finish_reason {answer.finish_reason!r}.", answer,
-        )  # fmt: skip
-    elif answer.ok and (answer.completion_tokens or 0) > ask.max_tokens:
-        _found(
-            result, "honesty.over-max-tokens", Grade.HONESTY, Confidence.PROVEN, "more tokens are generated than were asked for",
-            f"max_tokens was {ask.max_tokens}, usage says {answer.completion_tokens}.", answer,
-        )  # fmt: skip
-    elif answer.ok and answer.finish_reason == "length" and answer.completion_tokens == 0 and ask.max_tokens > 0:
-        _found(
-            result, "honesty.empty-length", Grade.HONESTY, Confidence.PROVEN, "nothing was generated, and the finish reason is length",
-            "An aborted request was reported as a short answer.", answer,
-        )  # fmt: skip
-
-
-def _found(result: ProbeResult, rule: str, grade: Grade, confidence: Confidence, title: str, proof: str, answer: Answer) -> None:
-    result.find(Finding(rule, grade, confidence, title, proof, "Report failures as errors.", (exhibit(answer),)))
 
 
 async def _health(scene: Scene, result: ProbeResult) -> None:

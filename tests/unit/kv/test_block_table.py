@@ -10,6 +10,7 @@ from kvseal.core.batch import TableView
 from kvseal.core.errors import LawBroken
 from kvseal.core.laws import Law
 from kvseal.kv.block_table import BlockTable
+
 from .conftest import ALICE
 
 

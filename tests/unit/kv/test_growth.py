@@ -15,6 +15,7 @@ from kvseal.core.ids import RequestId
 from kvseal.kv.capacity import Capacity
 from kvseal.kv.geometry import KVGeometry
 from kvseal.kv.manager import Grant, KVManager
+
 from .conftest import ALICE, BOB, PAGE
 
 RUN_PAGES = 4

@@ -11,6 +11,7 @@ from kvseal.core.laws import Law
 from kvseal.kv.handles import Handle, Lease, Pin, Ticket
 from kvseal.kv.ledger import PageState
 from kvseal.kv.pool import PagePool
+
 from .conftest import ALICE
 
 

@@ -14,6 +14,7 @@ from kvseal.core.laws import Law
 from kvseal.kv.handles import Lease, Pin
 from kvseal.kv.ledger import Ledger, PageState, scope_words
 from kvseal.kv.pool import PagePool
+
 from .conftest import ALICE, seal_at, seals_of
 
 Held = tuple[PagePool, Lease, Pin]

@@ -13,6 +13,7 @@ from kvseal.core.laws import Law
 from kvseal.kv.capacity import Capacity, Fits, NeverFits, Waits
 from kvseal.kv.geometry import KVGeometry
 from kvseal.kv.manager import Grant, KVManager
+
 from .conftest import ALICE, BOB, PAGE, compute, digests_of, seals_of, serve
 
 TOKENS = list(range(100, 140))

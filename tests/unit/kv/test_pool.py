@@ -13,6 +13,7 @@ from kvseal.kv.geometry import KVGeometry
 from kvseal.kv.handles import Lease, Pin
 from kvseal.kv.ledger import PageState
 from kvseal.kv.pool import PagePool, QuietProof
+
 from .conftest import ALICE, BOB
 
 DIGEST = b"d" * 16

@@ -14,6 +14,7 @@ from kvseal.kv.ledger import PageState
 from kvseal.kv.pool import PagePool
 from kvseal.kv.prefix_cache import PrefixCache
 from kvseal.kv.prefix_key import PackedTokens, pack_tokens
+
 from .conftest import ALICE, BOB, PAGE
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from kvseal.core.ids import SCOPE_BYTES
 from kvseal.kv.prefix_key import KEY_BYTES, PackedTokens, PrefixKeys, pack_tokens, scope_id
+
 from .conftest import ALICE, BOB
 
 SECRET = b"sixteen bytes ok"

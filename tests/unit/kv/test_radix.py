@@ -10,6 +10,7 @@ import pytest
 from kvseal.core.errors import LawBroken
 from kvseal.kv.prefix_key import pack_tokens
 from kvseal.kv.radix import RadixTree
+
 from .conftest import ALICE, BOB, PAGE
 
 

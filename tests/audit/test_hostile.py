@@ -89,7 +89,7 @@ def test_a_server_that_drips_one_byte_at_a_time() -> None:
 def test_a_server_that_dies_in_the_middle() -> None:
     report = asyncio.run(_run_standin("dies"))
     assert any(finding.rule == "audit.server-died" for finding in report.findings)
-    assert report.results[-1].skipped or report.results[-1].findings
+    assert all(result.skipped for result in report.results[1:-1])  # The last one looks through what was answered before.
 
 
 async def _run_standin(fault: str, **changes: Any) -> Report:

@@ -1,0 +1,160 @@
+// What the files of the Python face share: argument checks, memory, and the tables of a step.
+//
+// Owns lifetimes of mappings and the locks on block tables while kernels read them. Computes nothing.
+#pragma once
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <optional>
+
+#include "decoder.h"
+
+namespace nb = nanobind;
+
+namespace kvseal {
+namespace binding {
+
+template <class T, int N>
+using In = nb::ndarray<const T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
+template <class T, int N>
+using InOut = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
+using BreakTuple = std::tuple<int, int, int64_t, int64_t, int>;
+
+inline void require(bool ok, const char* what) {
+    if (!ok) throw std::invalid_argument(what);
+}
+
+inline const Kernels& kernels_of(const std::string& isa) {
+    const Kernels* avx2 = avx2_kernels();
+    if (isa == "portable") return portable_kernels();
+    if (isa == "avx2" && avx2 != nullptr) return *avx2;
+    if (isa == "auto") return avx2 != nullptr ? *avx2 : portable_kernels();
+    throw std::invalid_argument("instruction set " + isa + " is not available here");
+}
+
+// --- memory ---------------------------------------------------------------------------------------------------------------------------
+
+struct Arena {
+    Arena(int64_t pages, int64_t page_bytes) : pages(pages), page_bytes(page_bytes) {
+        require(pages > 0 && page_bytes > 0 && page_bytes % 64 == 0, "an arena needs pages of whole cache lines");
+        mapping = std::make_shared<Mapping>(pages * page_bytes);
+    }
+    uint8_t* data() const {
+        require(mapping != nullptr, "the arena is closed");
+        return mapping->data();
+    }
+    nb::object memory() const {
+        uint8_t* at = data();
+        auto* keep = new std::shared_ptr<Mapping>(mapping);
+        nb::capsule owner(keep, [](void* p) noexcept { delete static_cast<std::shared_ptr<Mapping>*>(p); });
+        return nb::cast(nb::ndarray<nb::numpy, uint8_t, nb::ndim<2>>(at, {static_cast<size_t>(pages), static_cast<size_t>(page_bytes)}, owner));
+    }
+
+    int64_t pages, page_bytes;
+    std::shared_ptr<Mapping> mapping;
+};
+
+struct Packed {
+    Linear linear;
+    int64_t bytes;
+    std::shared_ptr<Mapping> mapping;
+};
+
+struct WeightSlab {
+    explicit WeightSlab(int64_t bytes) : mapping(std::make_shared<Mapping>(bytes)) {}
+
+    Packed pack(In<uint8_t, 1> raw, const std::string& type, int64_t rows, int64_t columns, const std::string& format,
+                std::optional<In<int32_t, 1>> row_order) {
+        require(rows > 0 && columns > 0 && rows < INT32_MAX && columns < INT32_MAX, "rows and columns must be positive");
+        const SourceType source = source_type(type);
+        const PackFormat target = pack_format(format);
+        require(static_cast<int64_t>(raw.size()) == rows * source_row_bytes(source, columns), "raw bytes do not match rows x columns of this type");
+        const int32_t* order = nullptr;
+        if (row_order) {
+            require(static_cast<int64_t>(row_order->size()) == rows, "row_order needs one entry per row");
+            order = row_order->data();
+            for (int64_t i = 0; i < rows; ++i) require(order[i] >= 0 && order[i] < rows, "row_order names a row that is not there");
+        }
+        const int64_t bytes = packed_bytes(target, rows, columns);
+        if (used + bytes > mapping->bytes()) throw std::invalid_argument("the slab is full");
+        uint8_t* at = mapping->data() + used;
+        used += bytes;
+        nb::gil_scoped_release unlocked;
+        return {kvseal::pack(source, raw.data(), rows, columns, order, target, at), bytes, mapping};
+    }
+
+    std::shared_ptr<Mapping> mapping;
+    int64_t used = 0;
+};
+
+// --- steps ----------------------------------------------------------------------------------------------------------------------------
+
+// The buffers of a step's block tables, locked against resizing while the kernels read them.
+class Tables {
+  public:
+    explicit Tables(nb::sequence tables) {
+        const size_t n = nb::len(tables);
+        views_.reserve(n);
+        for (size_t i = 0; i < n; ++i) {
+            nb::object table = tables[i];
+            Py_buffer view;
+            if (PyObject_GetBuffer(table.ptr(), &view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) throw nb::python_error();
+            views_.push_back(view);
+            const bool words = view.itemsize == 8 && view.format != nullptr && (view.format[0] == 'Q' || view.format[0] == 'L');
+            require(words && (view.len / 8) % 2 == 0, "a block table is an array of typecode 'Q' of pairs (page, nonce)");
+        }
+    }
+    ~Tables() {
+        for (Py_buffer& view : views_) PyBuffer_Release(&view);
+    }
+    Tables(const Tables&) = delete;
+    Tables& operator=(const Tables&) = delete;
+
+    size_t size() const { return views_.size(); }
+    const uint64_t* stamps(size_t i) const { return static_cast<const uint64_t*>(views_[i].buf); }
+    int64_t pages(size_t i) const { return views_[i].len / 16; }
+
+  private:
+    std::vector<Py_buffer> views_;
+};
+
+inline std::vector<Row> rows_of(const Tables& tables, const In<int32_t, 1>& offsets, const In<int32_t, 1>& starts, const In<uint64_t, 2>& scopes,
+                         int64_t total_tokens) {
+    const size_t n = tables.size();
+    require(offsets.size() == n + 1 && starts.size() == n && scopes.shape(0) == n && scopes.shape(1) == 2, "row arrays disagree in length");
+    require(offsets.data()[0] == 0 && offsets.data()[n] == total_tokens, "row_offsets must run from 0 to the number of tokens");
+    std::vector<Row> rows(n);
+    for (size_t i = 0; i < n; ++i) {
+        Row& row = rows[i];
+        row.stamps = tables.stamps(i);
+        row.table_pages = tables.pages(i);
+        row.scope[0] = scopes.data()[2 * i];
+        row.scope[1] = scopes.data()[2 * i + 1];
+        row.first_token = offsets.data()[i];
+        row.count = offsets.data()[i + 1] - offsets.data()[i];
+        row.start = starts.data()[i];
+        require(row.count > 0, "every row needs at least one token");
+        require(row.start >= 0 && row.start <= INT32_MAX - row.count, "a start position is negative or too large");
+    }
+    return rows;
+}
+
+inline std::vector<BreakTuple> as_tuples(const std::vector<Break>& breaks) {
+    std::vector<BreakTuple> out;
+    for (const Break& b : breaks) out.emplace_back(b.row, static_cast<int>(b.check), b.page, b.ordinal, b.layer);
+    return out;
+}
+
+using MaybeVector = std::optional<In<float, 1>>;
+
+// Adds the single kernels, which the conformance suite calls one by one, to the module (module_kernels.cpp).
+void add_kernels(nb::module_& m);
+
+}  // namespace binding
+}  // namespace kvseal

@@ -191,7 +191,7 @@ def _run(options: argparse.Namespace) -> int:
     from kvseal.node.models import resolve_model
     from kvseal.serve.terminal import answer_once
 
-    prompt = options.prompt if options.prompt is not None else sys.stdin.read()
+    prompt = options.prompt if options.prompt is not None else _standard_input()
     if not prompt.strip():
         raise ConfigError('the prompt is empty: kvseal run "your question", or pipe it in')
     config = _engine_config(options, resolve_model(options.model))
@@ -203,6 +203,13 @@ def _run(options: argparse.Namespace) -> int:
         temperature=options.temperature,
         seed=options.seed,
     )
+
+
+def _standard_input() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"standard input is no valid {error.encoding} (byte {error.start})") from error
 
 
 def _bench(options: argparse.Namespace) -> int:

@@ -56,6 +56,8 @@ STATS_TIMEOUT_S = 5.0
 """The engine answers between two steps; one that hangs must not make a scrape hang."""
 DISCARD_BYTES = 64 * 2**20
 """How much of a body that is too large is read and thrown away, so that the client gets to read the answer."""
+THREAD_ABOVE_BYTES = 64 * 2**10
+"""Larger bodies are parsed on a thread: a million tiny arrays take seconds, and streams go on meanwhile."""
 _SEED_STEP = 0x9E3779B97F4A7C15
 _SEEDS = 2**64
 
@@ -187,7 +189,7 @@ class _Routes:
             tokens = await self._model.encode_chat(messages, how)
         else:
             tokens = await self._model.encode(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
-        texts = [self._model.tokenizer.text_of(token) for token in tokens] if body.return_token_strs else None
+        texts = await self._model.texts_of(tokens) if body.return_token_strs else None
         limit = self._model.report.served_context_tokens
         return _json({"count": len(tokens), "max_model_len": limit, "tokens": tokens, "token_strs": texts})
 
@@ -197,7 +199,7 @@ class _Routes:
         vocab_size = self._model.report.vocab_size
         if body.tokens and not (min(body.tokens) >= 0 and max(body.tokens) < vocab_size):
             raise InvalidRequest(f"tokens holds an id outside 0..{vocab_size - 1}", param="tokens")
-        return _json({"prompt": self._model.tokenizer.decode(body.tokens)})
+        return _json({"prompt": await self._model.decode(body.tokens)})
 
     async def tokenizer_info(self, request: HttpRequest) -> Response:
         tokenizer = self._model.tokenizer
@@ -269,7 +271,9 @@ class _Routes:
                 body = await _read_body(request, self._deps.max_body_bytes)
         except TimeoutError:
             raise InvalidRequest(f"the request body did not arrive within {BODY_TIMEOUT_S:.0f} s") from None
-        return parse_json_object(body)
+        if len(body) < THREAD_ABOVE_BYTES:
+            return parse_json_object(body)
+        return await asyncio.to_thread(parse_json_object, body)
 
 
 async def _read_body(request: HttpRequest, limit_bytes: int) -> bytes:

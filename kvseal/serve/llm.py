@@ -147,6 +147,10 @@ class LLM:
 
     # --- inside ---
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable("this LLM is closed")
+
     def _encode(self, prompt: Prompt) -> list[int]:
         tokens = self._model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not tokens:
@@ -167,11 +171,12 @@ class LLM:
         *,
         where: str,
     ) -> Iterator[Piece]:
-        if self._closed:
-            raise Unavailable("this LLM is closed")
+        self._check_open()
         sampling = sampling or SamplingParams(temperature=0.0)
         sampling = replace(sampling, stop_token_ids=sampling.stop_token_ids | self._model.end_tokens)
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        if not all(stops):
+            raise InvalidRequest("stop holds an empty string; leave it out instead", param="stop")
         choices: dict[RequestId, _Open] = {}
         for index, tokens in enumerate(prompts):
             request = Request(
@@ -217,7 +222,8 @@ class LLM:
         self._inboxes[one.choice.request.request_id] = inbox
 
     def _step(self) -> None:
-        """One step for everybody: a stream that is not being read just now finds its events later."""
+        """One step for everybody: a stream that is not being read just now finds its events later. Raises `Unavailable` once closed."""
+        self._check_open()
         for event in self._engine.step():
             inbox = self._inboxes.get(event.request_id)
             if inbox is not None:  # Else it is the end of something that was cancelled.
@@ -283,15 +289,35 @@ def _error_of(outcome: Outcome) -> KVSealError:
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several: a string, a list of ids, or a list of those."""
+    """One prompt or several: a string, a list of ids, or a list of those. Raises `InvalidRequest`: nothing is left out silently."""
     if isinstance(prompts, str):
         return [prompts]
-    if prompts and all(isinstance(item, int) for item in prompts):
-        return [[item for item in prompts if isinstance(item, int)]]
-    return [item for item in prompts if not isinstance(item, int)]
+    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray):
+        raise InvalidRequest("prompts must be a string, a list of token ids, or a list of those", param="prompt")
+    if ids := [item for item in prompts if type(item) is int]:
+        if len(ids) != len(prompts):
+            raise InvalidRequest("prompts mixes token ids with something else; give one list of ids, or a list of prompts", param="prompt")
+        return [ids]
+    listed: list[Prompt] = []
+    for position, item in enumerate(prompts):
+        if not isinstance(item, str) and not (isinstance(item, list | tuple) and all(type(token) is int for token in item)):
+            raise InvalidRequest(f"prompts[{position}] must be a string or a list of token ids", param="prompt")
+        listed.append(item)
+    return listed
 
 
 def _conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
-    if all(isinstance(item, Mapping) for item in messages):
-        return [[item for item in messages if isinstance(item, Mapping)]]
-    return [item for item in messages if not isinstance(item, Mapping)]
+    """One conversation or several. Raises `InvalidRequest`: nothing is left out silently."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+        raise InvalidRequest("messages must be a list of messages, or a list of such lists", param="messages")
+    single = [item for item in messages if isinstance(item, Mapping)]
+    if single or not messages:  # An empty list is one conversation without messages, which `read_messages` refuses.
+        if len(single) != len(messages):
+            raise InvalidRequest("messages mixes messages with conversations; give one conversation, or a list of them", param="messages")
+        return [single]
+    several: list[Messages] = []
+    for position, item in enumerate(messages):
+        if not isinstance(item, list | tuple) or not all(isinstance(message, Mapping) for message in item):
+            raise InvalidRequest(f"messages[{position}] must be a message or a list of messages", param="messages")
+        several.append(item)
+    return several

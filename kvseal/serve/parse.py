@@ -29,6 +29,9 @@ DEFAULT_COMPLETION_TOKENS = 16
 MAX_PRIORITY = 2**31 - 1
 MAX_TOKENS = 2**31 - 1
 MAX_SALT_CHARS = 1024
+MAX_BAD_WORDS = 512
+MAX_BAD_WORD_CHARS = 256
+"""Longer than any token. Each word is encoded twice while everybody else waits, so both their number and their length are bounded first."""
 REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+=-]{0,127}")
 _AT = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
 
@@ -312,9 +315,12 @@ def _logit_bias(bias: Mapping[str, float] | None) -> dict[int, float]:
 
 def _banned(words: Sequence[str] | None, model: ServedModel) -> dict[int, float]:
     """Words of one token, with or without a space in front, get the strongest bias that there is."""
+    if words and len(words) > MAX_BAD_WORDS:
+        raise InvalidRequest(f"bad_words lists {len(words)} words; at most {MAX_BAD_WORDS}", param="bad_words")
     banned: dict[int, float] = {}
     for i, word in enumerate(words or ()):
-        forms = (model.tokenizer.encode(form, add_special_tokens=False) for form in (word, f" {word}"))
+        written = (word, f" {word}") if len(word) <= MAX_BAD_WORD_CHARS else ()
+        forms = (model.tokenizer.encode(form, add_special_tokens=False) for form in written)
         single = [form[0] for form in forms if len(form) == 1]
         if not single or not word:
             raise InvalidRequest(f"bad_words[{i}] is not a single token; only single tokens can be banned", param=f"bad_words[{i}]")

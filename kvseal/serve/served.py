@@ -17,6 +17,7 @@ from kvseal.serve.chat_template import ChatTemplate
 from kvseal.serve.tokenizer import Tokenizer
 
 _THREAD_ABOVE_CHARS = 16 * 1024
+_THREAD_ABOVE_TOKENS = 16 * 1024
 """Longer texts are encoded on a thread: the library lets go of the interpreter lock, and streams go on meanwhile."""
 
 
@@ -66,6 +67,19 @@ class ServedModel:
             return self.encode_chat_now(messages, how)
         async with self.long_texts:
             return await asyncio.to_thread(self.encode_chat_now, messages, how)
+
+    async def decode(self, tokens: Sequence[int]) -> str:
+        if len(tokens) < _THREAD_ABOVE_TOKENS:
+            return self.tokenizer.decode(tokens)
+        async with self.long_texts:
+            return await asyncio.to_thread(self.tokenizer.decode, tokens)
+
+    async def texts_of(self, tokens: Sequence[int]) -> list[str]:
+        """Each token's text alone."""
+        if len(tokens) < _THREAD_ABOVE_TOKENS:
+            return list(map(self.tokenizer.text_of, tokens))
+        async with self.long_texts:
+            return await asyncio.to_thread(list, map(self.tokenizer.text_of, tokens))
 
     def encode_chat_now(self, messages: Sequence[Mapping[str, Any]], how: Rendering) -> list[int]:
         """Renders and encodes; message contents cannot forge special tokens (see `tokenizer`). Raises `InvalidRequest`."""

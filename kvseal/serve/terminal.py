@@ -9,6 +9,7 @@ import sys
 import time
 
 from kvseal.core.config import EngineConfig
+from kvseal.core.errors import SetupError
 from kvseal.core.outcome import FinishReason
 from kvseal.core.request import SamplingParams
 from kvseal.serve.llm import LLM, Generated
@@ -24,12 +25,23 @@ def answer_once(config: EngineConfig, prompt: str, *, system: str | None, max_to
         finished: Generated | None = None
         for piece in llm.stream_chat(messages, SamplingParams(temperature=temperature, seed=seed), max_tokens=max_tokens):
             first_s = first_s if first_s > start_s else time.monotonic()
-            print(piece.text, end="", flush=True)
+            _print(piece.text)
             finished = piece.finished
-        print(flush=True)
+        _print("\n")
         if finished is not None and sys.stderr.isatty():
             print(_summary(finished, first_s - start_s, time.monotonic() - first_s), file=sys.stderr)
     return 0
+
+
+def _print(text: str) -> None:
+    """What the terminal's encoding does not have becomes "?". Raises `SetupError` when standard output takes no more, as a full disk."""
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        print(text.encode(encoding, errors="replace").decode(encoding), end="", flush=True)
+    except BrokenPipeError:  # The reader has had enough: the command line's own exit status.
+        raise
+    except OSError as error:
+        raise SetupError(f"the answer cannot be written to standard output ({error.strerror or type(error).__name__})") from error
 
 
 def _summary(answer: Generated, first_token_s: float, rest_s: float) -> str:

@@ -78,8 +78,9 @@ class Tokenizer:
         _ = self.token_bytes, self.special_ids, self._special_text
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a raw prompt: the text of a special token becomes that token."""
+        """Token ids of a raw prompt: the text of a special token becomes that token. Raises `InvalidRequest` for what is no text."""
         # The fast variant leaves out the offsets of each token, which nobody here reads: half the time for the same ids.
+        check_text(text, "text")
         return list(self.core.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
 
     def encode_chat(self, rendered: str, guard: ContentGuard) -> list[int]:

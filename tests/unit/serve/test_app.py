@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -11,10 +13,12 @@ import pytest
 from kvseal.core.errors import EngineDied
 from kvseal.node.client import EngineState
 from kvseal.node.report import EngineStats
+from kvseal.serve import app
 from kvseal.serve.app import Deps, build_app
 from kvseal.serve.auth import KeyRing, Scopes
 from kvseal.serve.metrics import Metrics
 from kvseal.serve.served import ServedModel
+from kvseal.serve.tokenizer import Tokenizer
 
 from .fake_engine import FakeEngine
 from .tiny_model import start_report
@@ -34,7 +38,7 @@ class StateEngine(FakeEngine):
         raise EngineDied("no engine")
 
 
-def _get(model: ServedModel, engine: Any, method: str, path: str, **options: Any) -> httpx.Response:
+def _get(model: ServedModel, engine: Any, method: str, path: str, *, max_body_bytes: int = 10_000, **options: Any) -> httpx.Response:
     deps = Deps(
         model=model,
         engine=engine,
@@ -42,7 +46,7 @@ def _get(model: ServedModel, engine: Any, method: str, path: str, **options: Any
         scopes=Scopes(b"weights"),
         metrics=Metrics(),
         strict_fields=False,
-        max_body_bytes=10_000,
+        max_body_bytes=max_body_bytes,
         request_timeout_s=None,
     )
 
@@ -91,6 +95,34 @@ def test_an_engine_that_came_back_smaller_is_advertised_as_it_is(model: ServedMo
     assert "kvseal_max_servable_tokens 64.0" in _get(model, engine, "GET", "/metrics").text
     refused = _get(model, engine, "POST", "/v1/completions", json={"prompt": "x", "max_tokens": 64})
     assert refused.json()["error"]["details"]["max_servable_tokens"] == 64
+
+
+def test_large_work_leaves_the_event_loop_alone(model: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What costs seconds is done on threads: parsing large bodies, and turning many tokens into text."""
+    loop_thread = threading.get_ident()
+    seen: dict[str, bool] = {}
+
+    def watched(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **options: Any) -> Any:
+            seen[name] = threading.get_ident() != loop_thread
+            return work(*arguments, **options)
+
+        return run
+
+    for owner, name in ((app, "parse_json_object"), (Tokenizer, "decode"), (Tokenizer, "text_of"), (Tokenizer, "encode")):
+        monkeypatch.setattr(owner, name, watched(name, vars(owner)[name]))
+    engine = StateEngine(EngineState.READY)
+
+    def post(path: str, **body: Any) -> Any:
+        return _get(model, engine, "POST", path, json=body, max_body_bytes=2**20).json()
+
+    tokens = post("/tokenize", prompt="hell" * 20_000, return_token_strs=True)["tokens"]
+    assert post("/detokenize", tokens=tokens)["prompt"] == "hell" * 20_000
+    assert seen == dict.fromkeys(("parse_json_object", "decode", "text_of", "encode"), True)
+    seen.clear()
+    post("/tokenize", prompt="hell", return_token_strs=True)
+    post("/detokenize", tokens=tokens[:1])
+    assert not any(seen.values()), "what is small does not pay for a thread"
 
 
 def test_a_bug_of_ours_says_nothing_of_the_content(model: ServedModel, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvseal import LLM
 from kvseal.core.config import EngineConfig
-from kvseal.core.errors import ConfigError, ContextLengthExceeded, InvalidRequest, ModelNotFound, Unavailable
+from kvseal.core.errors import ConfigError, ContextLengthExceeded, InvalidRequest, ModelNotFound, SetupError, Unavailable
 from kvseal.core.outcome import FinishReason
 from kvseal.core.request import SamplingParams
-from kvseal.serve.terminal import answer_once
+from kvseal.serve.terminal import _print, answer_once
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
@@ -121,6 +124,56 @@ def test_after_closing(demo_model_path: Path) -> None:
     llm.close()
     with pytest.raises(Unavailable):
         llm.generate("x")
+
+
+def test_a_stream_that_outlives_its_engine(demo_model_path: Path) -> None:
+    """Nothing is computed on memory that was given back, whether the stream had begun or not."""
+    llm = LLM(demo_model_path, pool_tokens=256)
+    begun, unbegun = (llm.stream_chat(QUESTION, max_tokens=8) for _ in range(2))
+    next(begun)
+    llm.close()
+    for stream in (begun, unbegun):
+        with pytest.raises(Unavailable):
+            list(stream)
+
+
+@pytest.mark.parametrize("prompts", [["text", 1], [1, "text"], [True, 1], [1.0], [None], b"ids", None, 5, {"a": 1}, "half a pair \ud800"])
+def test_no_prompt_is_left_out_silently(llm: LLM, prompts: Any) -> None:
+    with pytest.raises(InvalidRequest):
+        llm.generate(prompts, max_tokens=1)
+
+
+@pytest.mark.parametrize(
+    "messages", [[*QUESTION, QUESTION], [QUESTION, None], "text", None, [["text"]], [{"role": "user", "content": "\ud800"}]]
+)
+def test_no_message_is_left_out_silently(llm: LLM, messages: Any) -> None:
+    with pytest.raises(InvalidRequest):
+        llm.chat(messages, max_tokens=1)
+
+
+def test_an_empty_stop_string_is_refused_as_the_server_does(llm: LLM) -> None:
+    with pytest.raises(InvalidRequest):
+        llm.generate("x", max_tokens=1, stop=["", "a"])
+
+
+def test_a_terminal_that_takes_no_more(demo_model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = EngineConfig(model=demo_model_path, pool_tokens=256)
+    device = Path("/dev/full")
+    if not device.exists():
+        pytest.skip("this system has no device that is always full")
+    with device.open("w", encoding="utf-8") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        with pytest.raises(SetupError, match="standard output"):
+            answer_once(config, "Say hello.", system=None, max_tokens=2, temperature=0.0, seed=0)
+        with contextlib.suppress(OSError):
+            full.close()
+
+
+def test_a_terminal_without_the_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    _print("caf\u00e9 \U0001f31f")
+    assert raw.getvalue() == b"caf? ?"
 
 
 def test_one_answer_in_the_terminal(demo_model_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,6 +85,8 @@ BAD_SHARED: list[tuple[dict[str, Any], str | None]] = [
     ({"allowed_token_ids": [-1]}, "allowed_token_ids"),
     ({"bad_words": ["not one token"]}, "bad_words[0]"),
     ({"bad_words": [""]}, "bad_words[0]"),
+    ({"bad_words": ["a" * 100_000]}, "bad_words[0]"),
+    ({"bad_words": ["hell"] * 513}, "bad_words"),
     ({"min_tokens": -1}, "min_tokens"),
     ({"prompt_logprobs": 21}, "prompt_logprobs"),
     ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),

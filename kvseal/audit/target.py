@@ -84,6 +84,8 @@ async def survey(client: Client, *, model: str, context_tokens: int | None) -> T
     if not model and not entries:
         raise CannotAudit(f"{client.settings.url}/models lists no model (status {models.status}): give one with --model")
     target = Target(model=model or str(dig(entries[0], "id")))
+    if models.status != 200:
+        target.notes.append(f"/models answered {models.status}")
     if not model and len(entries) > 1:
         target.notes.append(f"{len(entries)} models are listed; the first, {target.model!r}, is audited (choose with --model)")
     mine = next((entry for entry in entries if dig(entry, "id") == target.model), None)

@@ -35,8 +35,11 @@ def traits_for(fault: str, seed: int) -> Traits:
         return replace(traits, places=2, queue=1)
     if fault == "shared-timing-only":
         return replace(traits, prefill_s=8e-4, cached_counts=False)
-    if fault == "keeps-generating":
-        return replace(traits, step_s=3e-3)  # Generating must take longer than sending, or there is nothing to go on with.
+    # Generating must take longer than sending, or there is nothing to hang up on, and nobody beside anybody.
+    if fault in ("keeps-generating", "abort-garbles-neighbour", "abort-kills-neighbour"):
+        return replace(traits, step_s=3e-3)
+    if fault in ("crash-under-load", "stream-cut", "abort-as-finish"):
+        return replace(traits, step_s=1e-3)
     return traits
 
 

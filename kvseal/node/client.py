@@ -21,6 +21,7 @@ import socket
 import subprocess
 import sys
 from collections import deque
+from dataclasses import replace
 from enum import StrEnum
 
 from kvseal.core.clock import Clock, MonotonicClock
@@ -240,6 +241,8 @@ class EngineClient:
         self._link = link
         link.send(m.Hello(m.PROTOCOL_VERSION, self._config))
         self._report = await link.ready
+        # A restart gets the same pool, however much memory is free by then: what was advertised stays true.
+        self._config = replace(self._config, pool_tokens=self._report.pool_tokens, kv_memory_bytes=None)
         self._steps = 0
         self._progress_at_s = self._clock.now_s()
         if self._phase is not EngineState.DRAINING:

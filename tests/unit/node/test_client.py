@@ -107,6 +107,15 @@ def test_setup_error_reaches_the_caller_with_its_own_text() -> None:
     run(body)
 
 
+def test_a_restart_asks_for_the_pool_that_was_advertised() -> None:
+    async def body() -> None:
+        async with engine("echo") as client:
+            assert client._config.pool_tokens == client.report.pool_tokens
+            assert client._config.kv_memory_bytes is None
+
+    run(body)
+
+
 @pytest.mark.parametrize("uvloop", [False, True])
 def test_killed_engine_fails_open_requests_at_once_and_is_replaced(uvloop: bool) -> None:
     async def body() -> None:

@@ -93,6 +93,7 @@ _STEMS = {
     "xverse": "xverse", "arctic": "arctic", "minicpm": "minicpm", "minicpmv": "minicpmv", "telechat2": "telechat2", "telechat": "telechat2",
     "jais": "jais", "mpt": "mpt", "openelm": "openelm", "internvlchat": "internvl_chat", "interns1": "interns1", "mimo": "mimo",
     "hunyuan": "hunyuan", "molmo": "molmo", "cohere": "cohere", "qwen2audio": "qwen2_audio", "pangu ultra moe": "pangu_ultra_moe",
+    "grok1model": "grok-1",
 }  # fmt: skip
 _SUFFIXES = ("forcausallm", "forconditionalgeneration", "lmheadmodel", "forsequenceclassification", "fortokenclassification", "model", "lm")
 
@@ -115,7 +116,8 @@ def _by_stem() -> Mapping[str, str]:
         stem = _stem(entry["architecture"])
         if stem not in stems or name.replace("_", "").replace("-", "") == stem:
             stems[stem] = name
-    return {**stems, **_STEMS}
+    own = {name.replace("_", "").replace("-", ""): name for name in FAMILY_OF}
+    return {**own, **stems, **_STEMS}
 
 
 def _stem(architecture: str) -> str:

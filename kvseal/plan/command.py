@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 from kvseal.core.errors import ConfigError, KVSealError
 from kvseal.plan.options import ask_of, build_parser
-from kvseal.plan.planner import Ask, Report, answer
+from kvseal.plan.planner import Ask, Report, answer, limit_of
 from kvseal.plan.promise import judge
 from kvseal.plan.report_json import plain, promise_json, report_json
 from kvseal.plan.source import load_shape
 from kvseal.plan.table import render, render_promise
+from kvseal.plan.units import printable
 
 if TYPE_CHECKING:  # Logs and side-by-side tables are imported when they are asked for: plain sizes stay instant.
     from kvseal.plan.evidence import Comparison
@@ -28,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(list(sys.argv[1:] if argv is None else argv))
     except KVSealError as error:
-        print(f"kvseal size: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"kvseal size: {printable(str(error))}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         return 0
@@ -97,7 +98,7 @@ def _evidence(options: argparse.Namespace) -> Evidence | None:
 
 def _evidence_alone(ask: Ask, evidence: Evidence, *, as_json: bool) -> int:
     """No model was named: the log's own numbers, and the promise against them."""
-    from kvseal.plan.evidence import claim_of
+    from kvseal.plan.evidence import ask_with, claim_of
     from kvseal.plan.table_more import render_evidence
 
     claim = claim_of(evidence)
@@ -107,7 +108,7 @@ def _evidence_alone(ask: Ask, evidence: Evidence, *, as_json: bool) -> int:
         claims = [*ask.claims] or ([claim] if claim is not None else [])
         if not claims:
             raise ConfigError("the log does not state the pool in tokens: name the model too, so that its bytes can be turned into tokens")
-        result = judge(promised, claims)
+        result = judge(promised, claims, limit=limit_of(None, ask_with(ask, evidence)))
     if as_json:
         json.dump({"log": plain(evidence), "promise": None if result is None else promise_json(result)}, sys.stdout, indent=1)
         sys.stdout.write("\n")

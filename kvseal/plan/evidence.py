@@ -46,6 +46,7 @@ def ask_with(ask: Ask, evidence: Evidence) -> Ask:
         engine_version=ask.engine_version or evidence.version,
         kv_dtype=kv_dtype,
         context_tokens=ask.context_tokens or evidence.context_tokens or evidence.concurrency_tokens,
+        server_limit_tokens=ask.server_limit_tokens or evidence.context_tokens or evidence.concurrency_tokens,
         users=evidence.sequences if evidence.sequences and ask.users == 1 and engine == "llama.cpp" else ask.users,
         parallel=parallel,
         settings=_settings(ask.settings, evidence, engine),

@@ -6,7 +6,7 @@ Rules: sizing note 1.1 to 1.8 and 1.11.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvseal.core.errors import ConfigError
 from kvseal.plan.dtype import FormatMissing, KVFormat, index_bytes, parse_format
@@ -75,8 +75,8 @@ class Footprint:
         for group in self.groups:
             if group.growing_block_bytes:
                 total += cdiv(tokens, group.growing_block_tokens) * group.growing_block_bytes
-            total += group.growing_per_token * cdiv(tokens, group.shards)
             live = tokens if group.window_tokens is None else min(tokens, group.window_tokens)
+            total += group.growing_per_token * cdiv(live, group.shards)
             total += group.windowed_per_token * live + group.constant_per_sequence
         return total
 
@@ -124,7 +124,8 @@ def footprint(shape: ModelShape, kv_format: KVFormat, parallel: Parallel | None 
     check_parallel(shape, parallel)
     groups = group_layers(shape.layers + shape.draft_layers if drafts else shape.layers)
     try:
-        sized = tuple(group_bytes(group, kv_format, parallel) for group in groups)
+        limit = shape.max_context_tokens if shape.context_stated else None
+        sized = tuple(_never_closing(group_bytes(group, kv_format, parallel), limit) for group in groups)
     except FormatMissing as missing:
         return Footprint(kv_format=kv_format, groups=(), unavailable=str(missing))
     return Footprint(kv_format=kv_format, groups=sized)
@@ -167,6 +168,13 @@ def group_bytes(group: LayerGroup, kv_format: KVFormat, parallel: Parallel) -> G
         return GroupBytes(group=group, windowed_per_token=each, window_tokens=window)
     shards = 1 if isinstance(cache, Index) else parallel.dcp
     return GroupBytes(group=group, growing_per_token=each, shards=shards)
+
+
+def _never_closing(sized: GroupBytes, limit_tokens: int | None) -> GroupBytes:
+    """A window as long as the model's own limit stops nothing: its bytes grow like any others."""
+    if sized.window_tokens is None or sized.growing_block_bytes or limit_tokens is None or sized.window_tokens < limit_tokens:
+        return sized
+    return replace(sized, windowed_per_token=0, growing_per_token=sized.windowed_per_token, note="the window never closes")
 
 
 V4_STATE_BYTES = 584

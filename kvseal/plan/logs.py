@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 
-from kvseal.plan.units import GIB, KIB, MIB
+from kvseal.plan.units import GIB, KIB, MIB, printable
 
 MAX_LINES = 2_000_000
 MAX_LINE_CHARS = 20_000
@@ -229,7 +229,7 @@ def _value(kind: str, match: re.Match[str]) -> object:
         return None
     text = groups[0].replace(",", "").rstrip(".")
     if kind == "text":
-        return groups[0]
+        return printable(groups[0])
     if len(text) > 18 or text.count(".") > 1:
         return None
     if kind == "size":

@@ -15,10 +15,14 @@ from kvseal.plan.classes import BUILDERS, FAMILY_OF, class_defaults, class_entry
 from kvseal.plan.families.common import HIDDEN_KEYS, ClassInfo
 from kvseal.plan.fields import Fields
 from kvseal.plan.shape import ModelShape
+from kvseal.plan.units import printable
 from kvseal.plan.weights import read_weights
 
 TEXT_KEYS = ("text_config", "llm_config", "language_config", "language_model", "text_model_config")
-CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length", "max_sequence_length", "model_max_length")
+CONTEXT_KEYS = (
+    "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length", "max_sequence_length", "model_max_length",
+    "max_target_positions",
+)  # fmt: skip
 _STRUCTURE = ("num_hidden_layers", "n_layer", "num_layers", "num_attention_heads", "n_head", "hidden_size", "n_embd", "d_model")
 _DTYPES = {"bfloat16": "bfloat16", "float16": "float16", "half": "float16", "float32": "float32", "float": "float32", "bf16": "bfloat16"}
 
@@ -47,6 +51,7 @@ def identify(config: Mapping[str, Any], part: Mapping[str, Any]) -> tuple[str, s
     for holder in (part, config) if part is not config else (config,):
         architecture = _first_architecture(holder)
         model_type = holder.get("model_type")
+        model_type = printable(model_type[:100]) if isinstance(model_type, str) else model_type
         if architecture is not None:
             named.append(architecture)
             known = model_type_of(architecture)
@@ -66,7 +71,7 @@ def identify(config: Mapping[str, Any], part: Mapping[str, Any]) -> tuple[str, s
 def _first_architecture(holder: Mapping[str, Any]) -> str | None:
     value = holder.get("architectures")
     if isinstance(value, list) and value and isinstance(value[0], str):
-        return value[0][:100]
+        return printable(value[0][:100])
     if value not in (None, []):
         raise ModelCorrupt("architectures must be a list of class names")
     return None
@@ -86,7 +91,6 @@ def read_shape(config: Mapping[str, Any], name: str, *, assume_gqa: bool = False
     info = ClassInfo(
         model_type=model_type,
         family=FAMILY_OF.get(model_type, "gqa"),
-        null_kv_is_heads=bool(entry.get("null_kv_is_heads", False)),
         layer_rule=entry.get("layer_types"),
     )
     defaults = entry.get("defaults") or class_defaults(model_type)
@@ -98,8 +102,9 @@ def read_shape(config: Mapping[str, Any], name: str, *, assume_gqa: bool = False
         fields.notes.append(f"{named or 'the architecture'} is unknown: sized as plain grouped-query attention because you said so")
         fields.rules.append("assumed: 2 x layers x KV heads x head size")
     built = BUILDERS[info.family](fields, info)
+    limit, stated = context_limit(fields, model_type)
     return ModelShape(
-        name=name,
+        name=printable(name),
         architecture=named,
         model_type=model_type,
         family=info.family,
@@ -108,7 +113,8 @@ def read_shape(config: Mapping[str, Any], name: str, *, assume_gqa: bool = False
         query_heads=built.query_heads,
         hidden=fields.integer(*HIDDEN_KEYS, fallback=0, minimum=0),
         vocab=fields.optional("vocab_size", "padded_vocab_size", limit="count") or 0,
-        max_context_tokens=fields.optional(*CONTEXT_KEYS, limit="tokens"),
+        max_context_tokens=limit,
+        context_stated=stated,
         model_dtype=_model_dtype(fields, config),
         kv_dtype_hint=_kv_hint(config, part),
         dsa=built.dsa,
@@ -118,6 +124,30 @@ def read_shape(config: Mapping[str, Any], name: str, *, assume_gqa: bool = False
         weights=replace(read_weights(Fields(part, fields.class_defaults, where), config, len(built.layers)), file_bytes=file_bytes),
         head_split=built.head_split,
     )
+
+
+def context_limit(fields: Fields, model_type: str) -> tuple[int | None, bool]:
+    """(tokens, whether the file says so). Rope scaling stretches it as vLLM derives it: factor x the original length.
+
+    llama3 and longrope files state the stretched length already, and so does gemma3.
+    Source: https://github.com/vllm-project/vllm/blob/v0.33.0/vllm/config/model.py
+    """
+    limit = fields.optional(*CONTEXT_KEYS, limit="tokens")
+    stated = any(fields.has(key) for key in CONTEXT_KEYS)
+    rope = fields.raw.get("rope_scaling") or fields.raw.get("rope_parameters")
+    if limit is None or not isinstance(rope, dict) or model_type.startswith("gemma3"):
+        return limit, stated
+    kind, factor = rope.get("rope_type", rope.get("type")), rope.get("factor")
+    if kind not in ("yarn", "deepseek_yarn", "linear", "dynamic") or isinstance(factor, bool) or not isinstance(factor, int | float):
+        return limit, stated
+    if not 1 < factor <= 4096:
+        return limit, stated
+    original = rope.get("original_max_position_embeddings") if "yarn" in kind else None
+    base = limit if original is None else fields.check("original_max_position_embeddings", original, "tokens")
+    if int(base * factor) <= limit:
+        return limit, stated
+    fields.rules.append(f"context limit: {base:,} x {factor:g} ({kind} rope scaling)")
+    return int(base * factor), stated
 
 
 def _refusal(named: str, part: Mapping[str, Any]) -> str:

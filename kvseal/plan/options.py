@@ -122,6 +122,9 @@ def _detail_options(group: argparse._ArgumentGroup) -> None:
 
 def _output_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--promise", metavar="TOKENS", help="the advertised context: HELD (exit 0) or BROKEN (exit 1)")
+    group.add_argument(
+        "--model-limit", metavar="TOKENS", help="longest request the model takes, when rope scaling or an override changes it"
+    )
     group.add_argument("--prefill-pool", metavar="TOKENS|GIB", help="prefill pool in tokens (681,280) or per-GPU memory (34.2GiB)")
     group.add_argument("--decode-pool", metavar="TOKENS|GIB", help="decode pool, likewise")
     group.add_argument("--log", metavar="FILE", help="an engine's start-up log, or - for standard input")
@@ -234,6 +237,7 @@ def ask_of(options: argparse.Namespace) -> Ask:
         promise_tokens=parse_tokens(options.promise, "--promise") if options.promise else None,
         claims=tuple(claims),
         pool_bytes=tuple(sizes),
+        model_limit_tokens=parse_tokens(options.model_limit, "--model-limit") if options.model_limit else None,
         settings=settings,
     )
 

@@ -13,7 +13,7 @@ from kvseal.plan.dtype import KVFormat, parse_format
 from kvseal.plan.engines import kvseal, llamacpp, sglang, vllm
 from kvseal.plan.engines.base import EnginePlan, Pool, Settings, parse_version
 from kvseal.plan.footprint import Footprint, Parallel, footprint, resolve_format
-from kvseal.plan.promise import PoolClaim, PromiseResult, judge
+from kvseal.plan.promise import Limit, PoolClaim, PromiseResult, judge
 from kvseal.plan.shape import ModelShape
 
 ENGINES: dict[str, Callable[[ModelShape, Settings], EnginePlan]] = {
@@ -41,6 +41,10 @@ class Ask:
     claims: tuple[PoolClaim, ...] = ()
     pool_bytes: tuple[tuple[str, int], ...] = ()
     """Pools given in bytes per rank, by name (prefill, decode)."""
+    model_limit_tokens: int | None = None
+    """The model's limit after rope scaling or an override; None: what its config says."""
+    server_limit_tokens: int | None = None
+    """The context that a running server admits, from its log or metrics."""
     settings: Settings = field(default_factory=lambda: Settings(kv_format=KVFormat("bf16")))
     """Everything else the engine may be told; its engine, version, context, users, parallel and format are replaced."""
 
@@ -123,6 +127,8 @@ def _context(shape: ModelShape, ask: Ask) -> tuple[int, str]:
         return ask.context_tokens, "--context"
     if ask.promise_tokens is not None:
         return ask.promise_tokens, "--promise"
+    if ask.model_limit_tokens is not None:
+        return ask.model_limit_tokens, "--model-limit"
     if shape.max_context_tokens is not None:
         return shape.max_context_tokens, "the model's own limit"
     return FALLBACK_CONTEXT_TOKENS, "no limit in the config; give --context"
@@ -174,9 +180,25 @@ def _promise(shape: ModelShape, ask: Ask, promised: int, plan: EnginePlan | None
             ).request_bytes
         return main.sequence_bytes(tokens)
 
-    result = judge(promised, claims, bytes_of, plan.outcome if plan is not None and plan.starts is False else "")
-    limit = shape.max_context_tokens
-    return replace(result, model_limit_tokens=limit) if limit is not None and promised > limit else result
+    warning = plan.outcome if plan is not None and plan.starts is False else ""
+    return judge(promised, claims, bytes_of, warning, limit_of(shape, ask))
+
+
+def limit_of(shape: ModelShape | None, ask: Ask) -> Limit | None:
+    """A running server knows best what it admits; else the model's stated limit. A class default is nobody's word and decides nothing."""
+    if ask.server_limit_tokens is not None:
+        return Limit(
+            tokens=ask.server_limit_tokens, source="the server's own context", remedy="start it with a longer context to use the whole pool"
+        )
+    if ask.model_limit_tokens is not None:
+        return Limit(tokens=ask.model_limit_tokens, source="the model's own limit", remedy="as given with --model-limit")
+    if shape is None or shape.max_context_tokens is None or not shape.context_stated:
+        return None
+    return Limit(
+        tokens=shape.max_context_tokens,
+        source="the model's own limit",
+        remedy="with rope scaling or an override, say --model-limit",
+    )
 
 
 def _claim_of_plan(plan: EnginePlan) -> PoolClaim:

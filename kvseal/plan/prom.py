@@ -115,7 +115,9 @@ def _sglang(samples: Samples) -> Evidence | None:
     if tokens is None and used and share:
         tokens = int(used / share[0])
         lines = [f"sglang:num_used_tokens {used} / token_usage {share[0]:g}: about {tokens}"]
-    context = _least(samples, "sglang:context_len", "sglang:max_req_len")
+    longest = _least(samples, "sglang:max_req_len")
+    # The longest request is one token below the smaller of context and pool: it says nothing of the context when the pool is smaller.
+    context = _least(samples, "sglang:context_len") or (longest + 1 if longest is not None and longest + 1 != tokens else None)
     slots = _least(samples, "sglang:max_mamba_cache_size")
     return Evidence(engine="sglang", pool_tokens=tokens, context_tokens=context, state_slots=slots, lines=tuple(lines))
 
@@ -152,6 +154,6 @@ def _trtllm(samples: Samples) -> Evidence | None:
 def _llamacpp(samples: Samples) -> Evidence | None:
     if not any(name.startswith("llamacpp:") for name in samples):
         return None
-    context = _least(samples, "llamacpp:n_ctx", "llamacpp:n_tokens_max")
+    context = _least(samples, "llamacpp:n_ctx")
     tokens = _least(samples, "llamacpp:kv_cache_tokens_total", "llamacpp:n_ctx")
     return Evidence(engine="llama.cpp", pool_tokens=tokens, context_tokens=context, lines=("llamacpp",))

@@ -1,7 +1,7 @@
 """Is the promised context true? One comparison per pool, an exit status, and what would be missing.
 
-Owns the decision rule: pool tokens >= promised context, for the prefill and the decode pool separately (L1). Never rounds in favour of
-the promise.
+Owns the decision rule: pool tokens >= promised context, for the prefill and the decode pool separately (L1), and the promise within the
+limit of the model and of the running server, beyond which engines refuse. Never rounds in favour of the promise.
 """
 
 from __future__ import annotations
@@ -42,28 +42,44 @@ class PoolVerdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """The longest request that is admitted, whatever the pool holds."""
+
+    tokens: int
+    source: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PromiseResult:
-    """All pools together. The true context is that of the smallest pool."""
+    """All pools together. The true context is that of the smallest pool, within the limit."""
 
     promised_tokens: int
     verdicts: tuple[PoolVerdict, ...]
-    model_limit_tokens: int | None = None
-    """Set when the promise is longer than the model's own limit: a pool alone cannot make it true."""
+    limit: Limit | None = None
+    """None when no limit is known: then the pools alone decide."""
+
+    @property
+    def beyond_limit(self) -> bool:
+        return self.limit is not None and self.promised_tokens > self.limit.tokens
 
     @property
     def held(self) -> bool:
-        return all(verdict.held for verdict in self.verdicts)
+        return not self.beyond_limit and all(verdict.held for verdict in self.verdicts)
 
     @property
     def largest_true_context(self) -> int:
-        return min(verdict.claim.tokens for verdict in self.verdicts)
+        pools = min(verdict.claim.tokens for verdict in self.verdicts)
+        return pools if self.limit is None else min(pools, self.limit.tokens)
 
     @property
     def exit_status(self) -> int:
         return 0 if self.held else 1
 
 
-def judge(promised_tokens: int, claims: list[PoolClaim], bytes_per_request: object = None, warning: str = "") -> PromiseResult:
+def judge(
+    promised_tokens: int, claims: list[PoolClaim], bytes_per_request: object = None, warning: str = "", limit: Limit | None = None
+) -> PromiseResult:
     """`bytes_per_request` is a function from tokens to bytes on one rank, or None."""
     verdicts = []
     for claim in claims:
@@ -79,4 +95,4 @@ def judge(promised_tokens: int, claims: list[PoolClaim], bytes_per_request: obje
                 claim=claim, held=held, missing_tokens=missing, missing_bytes=size, certain=certain, warning="" if held else warning
             )
         )
-    return PromiseResult(promised_tokens=promised_tokens, verdicts=tuple(verdicts))
+    return PromiseResult(promised_tokens=promised_tokens, verdicts=tuple(verdicts), limit=limit)

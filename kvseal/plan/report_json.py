@@ -29,7 +29,9 @@ def footprint_json(sized: Footprint, context_tokens: int, users: int) -> dict[st
         "growing_bytes_per_token": sized.growing_per_token,
         "windowed_bytes_per_token": sized.windowed_per_token,
         "windows": [
-            {"bytes_per_token": group.windowed_per_token, "window": group.window_tokens} for group in sized.groups if group.window_tokens
+            {"bytes_per_token": group.windowed_per_token, "window": group.window_tokens}
+            for group in sized.groups
+            if group.windowed_per_token
         ],
         "state_bytes_per_sequence": sized.constant_per_sequence,
         "sequence_bytes": one,
@@ -68,7 +70,9 @@ def promise_json(result: PromiseResult) -> dict[str, Any]:
         "held": result.held,
         "verdict": "HELD" if result.held else "BROKEN",
         "largest_true_context_tokens": result.largest_true_context,
-        "model_limit_tokens_exceeded": result.model_limit_tokens,
+        "limit_tokens": None if result.limit is None else result.limit.tokens,
+        "limit_source": None if result.limit is None else result.limit.source,
+        "beyond_limit": result.beyond_limit,
         "pools": [
             plain(verdict.claim)
             | {

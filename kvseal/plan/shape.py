@@ -152,6 +152,7 @@ class ModelShape:
     hidden: int
     vocab: int
     max_context_tokens: int | None
+    """After the rope scaling that the file itself asks for."""
     model_dtype: str
     """bfloat16, float16 or float32 as the checkpoint says."""
     kv_dtype_hint: str | None
@@ -162,6 +163,8 @@ class ModelShape:
     defaults: tuple[str, ...]
     notes: tuple[str, ...]
     weights: Weights = field(default_factory=Weights)
+    context_stated: bool = True
+    """False when the limit is a default of the class, not a word of the file."""
     head_split: int = 0
     """Heads that must divide by tensor parallel besides the query heads; 0: none."""
 

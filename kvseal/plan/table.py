@@ -180,8 +180,11 @@ def render_promise(result: PromiseResult) -> str:
     word = "HELD" if result.held else "BROKEN"
     lines = [f"PROMISE {word}: {result.promised_tokens:,} tokens promised; the largest true context is {result.largest_true_context:,}"]
     lines += [_verdict_line(verdict, result.promised_tokens) for verdict in result.verdicts]
-    if result.model_limit_tokens is not None:
-        lines.append(f"  the model's own limit is {result.model_limit_tokens:,} tokens: a pool alone cannot make this promise true")
+    if result.limit is not None and result.beyond_limit:
+        lines.append(
+            f"  {result.limit.source} is {result.limit.tokens:,} tokens: longer requests are refused, whatever the pool holds "
+            f"({result.limit.remedy})"
+        )
     return "\n".join(lines)
 
 

@@ -33,6 +33,8 @@ def parse_tokens(text: str, flag: str) -> int:
     number, unit = _split(text, flag)
     if unit not in ("", "k", "m", "ki", "mi"):
         raise ConfigError(f"{flag}: {text!r} has a unit that tokens do not come in; write 131072, 128k or 128Ki")
+    if not unit and isinstance(number, float):
+        raise ConfigError(f"{flag}: {text!r} is not a whole number of tokens")
     return _whole(number, unit, text, flag, MAX_TOKENS)
 
 
@@ -71,6 +73,11 @@ def _whole(number: float | int, unit: str, text: str, flag: str, limit: int) -> 
     if not 0 < value <= limit:
         raise ConfigError(f"{flag}: {text!r} is out of range (1 to {limit:,})")
     return value
+
+
+def printable(text: str) -> str:
+    """One line without control characters: names come from untrusted files and go to terminals."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
 
 
 def gib(size_bytes: int | float) -> str:

@@ -23,7 +23,7 @@ LAYER_KEYS = (
     "num_transformer_layers",
 )
 HEAD_KEYS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "decoder_attention_heads", "attention_heads", "num_query_heads")
-HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model", "dim", "model_dim")
+HIDDEN_KEYS = ("hidden_size", "n_embd", "n_embed", "d_model", "dim", "model_dim")
 KV_HEAD_KEYS = (
     "num_key_value_heads",
     "num_kv_heads",
@@ -33,6 +33,8 @@ KV_HEAD_KEYS = (
     "num_query_groups",
     "num_attention_groups",
 )
+NULL_IS_QUERY_HEADS = frozenset({"phi"})
+"""Published files of this type (phi-1, phi-1.5) write null and mean full heads; anywhere else null is a broken file."""
 HEAD_DIM_KEYS = ("head_dim", "attention_head_dim", "kv_channels", "d_kv")
 
 
@@ -42,7 +44,6 @@ class ClassInfo:
 
     model_type: str
     family: str
-    null_kv_is_heads: bool
     layer_rule: dict[str, Any] | None
 
 
@@ -79,8 +80,10 @@ def kv_heads(fields: Fields, heads: int, layers: int, info: ClassInfo) -> list[i
         if heads % count:
             raise ModelCorrupt(f"{heads} query heads do not divide into {count} KV heads")
         return [count] * layers
-    if any(fields.is_null(key) for key in KV_HEAD_KEYS) and not info.null_kv_is_heads:
-        raise ModelCorrupt(f"num_key_value_heads is null and {info.model_type} has no rule for that; it must be a whole number")
+    if any(fields.is_null(key) for key in KV_HEAD_KEYS) and info.model_type not in NULL_IS_QUERY_HEADS:
+        raise ModelCorrupt(
+            f"num_key_value_heads is null; it must be a whole number (as many as the {heads} query heads only if you write so)"
+        )
     fields.note_default("num_key_value_heads", f"{heads} (as query heads)")
     return [heads] * layers
 

@@ -73,7 +73,7 @@ def test_table_and_json_say_the_same(capsys: pytest.CaptureFixture[str], config:
     ],
 )
 def test_promise(capsys: pytest.CaptureFixture[str], config: str, pools: list[str], status: int, word: str) -> None:
-    found, out, _ = run(capsys, config, "--promise", "1048576", *pools)
+    found, out, _ = run(capsys, config, "--model-limit", "1Mi", "--promise", "1048576", *pools)
     assert found == status
     assert f"PROMISE {word}" in out
     assert ("missing" in out) == (status == 1)
@@ -85,13 +85,43 @@ def test_missing_gib_and_largest_true_context(capsys: pytest.CaptureFixture[str]
     assert status == 1
     assert pool["missing_tokens"] == 1048576 - 681280
     assert pool["missing_bytes_per_gpu"] == (1048576 - 681280) * TOKEN_BYTES
+    assert json.loads(out)["promise"]["largest_true_context_tokens"] == 8192
+    _, out, _ = run(capsys, config, "--promise", "1048576", "--prefill-pool", "681280", "--model-limit", "2M", "--json")
     assert json.loads(out)["promise"]["largest_true_context_tokens"] == 681280
 
 
-def test_promise_beyond_the_model_is_pointed_out(capsys: pytest.CaptureFixture[str], config: str) -> None:
-    _, out, _ = run(capsys, config, "--promise", "1048576", "--prefill-pool", "2000000")
-    assert "the model's own limit is 8,192" in out
-    assert "own limit" not in run(capsys, config, "--promise", "8192", "--prefill-pool", "2000000")[1]
+def test_promise_beyond_the_model_is_broken(capsys: pytest.CaptureFixture[str], config: str) -> None:
+    status, out, _ = run(capsys, config, "--promise", "1048576", "--prefill-pool", "2000000")
+    assert status == 1 and "PROMISE BROKEN" in out and "largest true context is 8,192" in out
+    assert "the model's own limit is 8,192" in out and "--model-limit" in out
+    status, out, _ = run(capsys, config, "--promise", "8192", "--prefill-pool", "2000000")
+    assert status == 0 and "own limit" not in out and "largest true context is 8,192" in out
+    assert run(capsys, config, "--promise", "8193", "--prefill-pool", "2000000")[0] == 1
+
+
+def test_a_limit_that_only_the_class_knows_breaks_no_promise(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({key: value for key, value in GOOD.items() if key != "max_position_embeddings"}))
+    assert run(capsys, str(path), "--promise", "1048576", "--prefill-pool", "2000000")[0] == 0
+
+
+def test_a_log_context_below_the_promise_breaks_it(capsys: pytest.CaptureFixture[str], config: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("Initializing a V1 LLM engine (v0.26.1) with config: max_seq_len=65536\nGPU KV cache size: 2,000,000 tokens\n")
+    for model in ([config], []):
+        status, out, _ = run(capsys, *model, "--log", str(log), "--promise", "131072")
+        assert status == 1 and "the server's own context is 65,536" in out
+        # The server runs with it: what the config says of the limit has been overridden.
+        assert run(capsys, *model, "--log", str(log), "--promise", "65536")[0] == 0
+
+
+def test_names_with_control_characters_reach_no_terminal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(GOOD | {"architectures": ["Evil\x1b]0;x\x07\nForCausalLM"], "model_type": "e\x1b[31m"}))
+    status, _, err = run(capsys, str(path))
+    assert status == 2 and err.count("\n") == 1 and "\x1b" not in err and "\x07" not in err
+    status, out, err = run(capsys, str(path), "--assume-gqa")
+    assert status == 0 and "\x1b" not in out and "\x07" not in out
 
 
 def test_log_on_standard_input(capsys: pytest.CaptureFixture[str], config: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,6 +177,7 @@ BAD_OPTIONS = [
     ["--engine", "tgi"],
     ["--engine-version", "latest", "--engine", "vllm"],
     ["--promise", "4096"],
+    ["--promise", "4096.5", "--kv-gib", "4"],
     ["--prefill-pool", "lots", "--promise", "1"],
     ["--gpu-memory-utilization", "1.5", "--gpu", "H100"],
     ["--gpu-memory-utilization", "nan", "--gpu", "H100"],

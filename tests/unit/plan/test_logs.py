@@ -194,9 +194,11 @@ def shape(shared: Path, name: str):  # type: ignore[no-untyped-def]
 
 
 def test_log_agrees_with_formula_and_promise(shared: Path) -> None:
-    report, found = compare(shape(shared, "Qwen__Qwen3.5-27B"), Ask(promise_tokens=262144), read(VLLM_V1))
+    report, found = compare(shape(shared, "Qwen__Qwen3.5-27B"), Ask(promise_tokens=131072), read(VLLM_V1))
     assert found.agrees is True and found.computed_tokens == 302921
-    assert report.promise is not None and report.promise.held and report.promise.largest_true_context == 316736
+    assert report.promise is not None and report.promise.held and report.promise.largest_true_context == 131072
+    report, _ = compare(shape(shared, "Qwen__Qwen3.5-27B"), Ask(promise_tokens=262144), read(VLLM_V1))
+    assert report.promise is not None and not report.promise.held and report.promise.verdicts[0].claim.tokens == 316736
 
 
 def test_difference_is_explained(shared: Path) -> None:
@@ -250,6 +252,9 @@ def test_metrics_pages(tmp_path: Path) -> None:
     assert (found.engine, found.blocks, found.block_tokens, found.tokens) == ("vllm", 11702, 16, 187232)
     assert read_metrics('sglang:max_total_num_tokens{model_name="m"} 681280.0\n').pool_tokens == 681280
     assert read_metrics("sglang:num_used_tokens 5000\nsglang:token_usage 0.5\n").pool_tokens == 10000
+    assert read_metrics("sglang:max_total_num_tokens 9000\nsglang:max_req_len 8191\n").context_tokens == 8192
+    assert read_metrics("sglang:max_total_num_tokens 9000\nsglang:max_req_len 8999\n").context_tokens is None
+    assert read_metrics("llamacpp:n_tokens_max 17\n").context_tokens is None
     ours = read_metrics("kvseal_kv_pool_tokens 26112.0\nkvseal_max_servable_tokens 8192.0\n")
     assert (ours.engine, ours.pool_tokens, ours.context_tokens) == ("kvseal", 26112, 8192)
     trt = 'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max",model="m"} 100\n'

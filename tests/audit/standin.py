@@ -32,6 +32,7 @@ FAULTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "oversize-500": ("limits", ("limits.server-error",)),
     "oversize-hang": ("limits", ("limits.hang",)),
     "oversize-stops-all": ("limits", ("limits.hang-takes-server", "limits.hang")),
+    "oversize-ends-engine": ("limits", ("limits.hang-takes-server",)),
     "pool-below-context": ("limits", ("limits.pool-below-context",)),
     "unnamed-limit": ("limits", ("limits.unnamed",)),
     "advertised-too-much": ("limits", ("limits.advertised-not-servable",)),
@@ -159,6 +160,7 @@ class Standin:
         self.lost_pages = 0
         self.count = 0
         self.stuck = False
+        self.ended = False
         self.writing: dict[tuple[Any, ...], bool] = {}
 
     def server(self) -> RawServer:
@@ -264,6 +266,8 @@ class Standin:
         if fault in ("oversize-hang", "oversize-stops-all"):
             self.stuck = self.stuck or fault == "oversize-stops-all"
             await http.gone.wait()
+        if fault == "oversize-ends-engine":
+            self.ended = True
         if fault == "unnamed-limit":
             raise Refusal(400, "bad request")
         if fault == "late-refusal" and stream:
@@ -283,6 +287,8 @@ class Standin:
             one = Running(number, tokens, Reading([]), max_tokens, counted=len(tokens), finish="length")
             await self._answer(http, body, chat, one)
             return
+        if self.ended:
+            raise Refusal(503, "the engine has ended", {"Retry-After": "0"})
         read = await self._admit(http, tokens, max_tokens, stream)
         if self.waiting >= self.traits.queue:
             if self.fault == "overload-hang":

@@ -18,7 +18,7 @@ from kvseal.audit.statistics import median
 from kvseal.audit.target import Target, read_metrics
 from kvseal.audit.wire import Answer, Ask, End
 
-_NEIGHBOUR_TOKENS = 24
+_NEIGHBOUR_TOKENS = 48
 _VICTIM_TOKENS = 96
 _LONG_TOKENS = 256
 _SETTLE_S = 8.0

@@ -20,8 +20,12 @@ _BURST_TOKENS = 32
 
 
 def cost(target: Target, depth: Depth, concurrency: int) -> Cost:
-    requests = 16 + 2 * int(depth) * concurrency + 12
+    requests = 16 + _bursts(depth) * concurrency + 12
     return Cost(requests, requests * (64 + _BURST_TOKENS))
+
+
+def _bursts(depth: Depth) -> int:
+    return 4 + 2 * int(depth)
 
 
 async def run(scene: Scene, result: ProbeResult) -> None:
@@ -105,7 +109,7 @@ async def _burst(scene: Scene, result: ProbeResult) -> None:
     count = scene.concurrency
     answers: list[Answer] = []
     health: list[Reply] = []
-    for number in range(2 * int(scene.depth)):
+    for number in range(_bursts(scene.depth)):
         asks = [
             replace(
                 scene.ask(

@@ -112,6 +112,13 @@ def refused_near(scene: Scene, answer: Answer, limit: int, margin: int) -> bool:
     return any(limit - margin <= number < limit for number in numbers_in(answer.error_message))
 
 
+def _sure(scene: Scene) -> Confidence:
+    """A limit that only the user stated may be a mistake of the user's."""
+    if scene.target.said_by == "--context":
+        return Confidence.SUSPECTED
+    return Confidence.PROVEN if scene.target.gauge.exact else Confidence.LIKELY
+
+
 def short_count(scene: Scene, answer: Answer, tokens: int) -> bool:
     if answer.prompt_tokens is None:
         return False
@@ -156,7 +163,7 @@ def found_accepted(scene: Scene, result: ProbeResult, answer: Answer, tokens: in
         Finding(
             "limits.over-limit-accepted",
             Grade.LIMIT,
-            Confidence.PROVEN if scene.target.gauge.exact else Confidence.LIKELY,
+            _sure(scene),
             f"a prompt over {what} gets status 200",
             f"{tokens} prompt tokens against a limit of {limit}: answered with {answer.completion_tokens} tokens, usage says"
             f" {answer.prompt_tokens} prompt tokens. Either the limit is not what is advertised, or part of the prompt was not read, or the"

@@ -177,14 +177,15 @@ async def _alive(scene: Scene, result: ProbeResult) -> None:
     answer = await scene.client.ask(scene.ask(_text(scene, 64, scene.target.plain), tokens=64, label="small prompt after"))
     if answer.ok:
         result.proved.append("a small prompt is still answered after the oversize ones")
-    elif hung(answer) or answer.end is End.CUT:
+    elif hung(answer) or answer.end is End.CUT or answer.status >= 500:
         result.find(
             Finding(
                 "limits.hang-takes-server",
                 Grade.HANG,
                 Confidence.PROVEN,
                 "after prompts at and over the limit, small ones are not answered either",
-                f"A prompt of 64 tokens ended as {answer.end.value} ({answer.note}); before, it took {scene.alone_s:.2f} s.",
+                f"A prompt of 64 tokens ended as {answer.end.value}, status {answer.status} ({answer.note or answer.error_message[:160]});"
+                f" before, it took {scene.alone_s:.2f} s.",
                 "One request that cannot fit must not stop the others.",
                 (exhibit(answer),),
                 ("https://github.com/vllm-project/vllm/issues/39734",),

@@ -30,6 +30,7 @@ from kvseal.node.report import StartReport
 from kvseal.serve.app import Deps, build_app
 from kvseal.serve.auth import KeyRing, Scopes
 from kvseal.serve.chat_template import ChatTemplate
+from kvseal.serve.connection import BoundedConnection
 from kvseal.serve.gate import new_id
 from kvseal.serve.metrics import Metrics
 from kvseal.serve.sampling_defaults import describe, sampling_defaults
@@ -166,7 +167,7 @@ def _http_server(deps: Deps) -> uvicorn.Server:
     config = uvicorn.Config(
         build_app(deps),
         loop="none",
-        http="h11",
+        http=BoundedConnection,
         ws="none",
         lifespan="off",
         log_config=None,

@@ -234,7 +234,8 @@ class EngineClient:
     async def _spawn(self) -> Link:
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-m", self._module, str(theirs.fileno())]
+            # -P: the package that runs here runs there, not a source tree that happens to be the working directory.
+            command = [sys.executable, "-P", "-m", self._module, str(theirs.fileno())]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         ours.setblocking(False)
         _, link = await asyncio.get_running_loop().create_unix_connection(lambda: Link(self._handle, self._connection_lost), sock=ours)

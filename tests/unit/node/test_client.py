@@ -107,6 +107,18 @@ def test_setup_error_reaches_the_caller_with_its_own_text() -> None:
     run(body)
 
 
+def test_a_source_tree_in_the_working_directory_is_not_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "kvseal").mkdir()
+    (tmp_path / "kvseal" / "__init__.py").write_text("raise SystemExit('the package of the working directory was run')")
+    monkeypatch.chdir(tmp_path)
+
+    async def body() -> None:
+        async with engine("echo") as client:
+            assert client.state is EngineState.READY
+
+    run(body)
+
+
 def test_a_restart_asks_for_the_pool_that_was_advertised() -> None:
     async def body() -> None:
         async with engine("echo") as client:

@@ -43,7 +43,7 @@ def ask_with(ask: Ask, evidence: Evidence) -> Ask:
     return replace(
         ask,
         engine=engine,
-        engine_version=ask.engine_version or evidence.version,
+        engine_version=ask.engine_version or (evidence.version if engine == evidence.engine or evidence.engine is None else None),
         kv_dtype=kv_dtype,
         context_tokens=ask.context_tokens or evidence.context_tokens or evidence.concurrency_tokens,
         server_limit_tokens=ask.server_limit_tokens or evidence.context_tokens or evidence.concurrency_tokens,
@@ -54,7 +54,9 @@ def ask_with(ask: Ask, evidence: Evidence) -> Ask:
 
 
 def _settings(settings: Settings, evidence: Evidence, engine: str | None) -> Settings:
+    foreign = evidence.engine == "tensorrt-llm"  # Its allocation is not modelled: tokens and bytes per token are compared, blocks are not.
     known = engine != "llama.cpp" and evidence.pool_bytes is not None and not (engine == "sglang" and evidence.pool_tokens is not None)
+    known = known and not foreign
     return replace(
         settings,
         kv_bytes=settings.kv_bytes or (evidence.pool_bytes if known else None),
@@ -87,7 +89,7 @@ def compare(shape: ModelShape, ask: Ask, evidence: Evidence) -> tuple[Report, Co
     claim = claim_of(evidence)
     report = answer(shape, replace(full, promise_tokens=None))
     plan, longest = report.engine, None
-    if claim is not None and plan is not None and plan.engine == "vllm" and plan.pool is not None and evidence.estimated_max_tokens is None:
+    if claim is not None and plan is not None and plan.pool is not None and _blocks_count(plan, claim, evidence):
         longest = plan.pool.largest_context_tokens
         if longest != claim.tokens:
             claim = replace(
@@ -99,9 +101,22 @@ def compare(shape: ModelShape, ask: Ask, evidence: Evidence) -> tuple[Report, Co
     return report, _explain(report, evidence, longest)
 
 
+def _blocks_count(plan: EnginePlan, claim: PoolClaim, evidence: Evidence) -> bool:
+    """Whether vLLM's blocks, rather than the logged tokens, say how long one request can be. With one group the logged figure is physical:
+    when it is far from the formula, it is the formula that has the wrong format."""
+    if plan.engine != "vllm" or plan.pool is None or evidence.engine not in ("vllm", None) or evidence.estimated_max_tokens is not None:
+        return False
+    return len(plan.groups) > 1 or abs(plan.pool.largest_context_tokens / max(claim.tokens, 1) - 1) <= CLOSE
+
+
 def _with_blocks(shape: ModelShape, ask: Ask, evidence: Evidence) -> Ask:
     """vLLM's blocks say more than its rounded GiB; its token figure is turned back into blocks when nothing else is logged."""
-    if ask.engine != "vllm" or not (evidence.blocks or evidence.tokens) or (ask.settings.kv_bytes and not evidence.blocks):
+    if (
+        ask.engine != "vllm"
+        or evidence.engine not in ("vllm", None)
+        or not (evidence.blocks or evidence.tokens)
+        or (ask.settings.kv_bytes and not evidence.blocks)
+    ):
         return ask
     plan = answer(shape, replace(ask, promise_tokens=None)).engine
     if plan is None or not plan.bytes_per_block:
@@ -129,6 +144,8 @@ def _explain(report: Report, evidence: Evidence, longest: int | None) -> Compari
     if evidence.engine == "sglang" and evidence.pool_bytes is not None and logged is not None and plan is not None:
         return _explain_sglang(report, plan, evidence, logged, evidence.pool_bytes)
     words: list[str] = []
+    if evidence.engine == "tensorrt-llm" and logged and evidence.pool_bytes:
+        return _explain_per_token(report, evidence, logged, evidence.pool_bytes)
     if logged is None or computed is None:
         words.append("the log does not state the pool in a way that can be recomputed; give --kv-gib or the rest of the log")
         return Comparison(evidence=evidence, logged_tokens=logged, computed_tokens=computed, agrees=None, explanations=tuple(words))
@@ -179,6 +196,17 @@ def _explain_sglang(report: Report, plan: EnginePlan, evidence: Evidence, logged
     words = [f"log: {logged_bytes:,.0f} bytes per token; formula: {full:,.0f} (divided by {per_token:,.0f} with all sub-pools)"]
     if not agrees and full:
         words += _per_token_reasons(report, logged_bytes)
+    return Comparison(evidence=evidence, logged_tokens=logged, computed_tokens=computed, agrees=agrees, explanations=tuple(words))
+
+
+def _explain_per_token(report: Report, evidence: Evidence, logged: int, pool_bytes: int) -> Comparison:
+    """An engine whose allocator is not modelled: its pool in tokens and in bytes still gives bytes per token."""
+    each, ours = pool_bytes / logged, report.main.growing_per_token
+    agrees = bool(ours) and abs(each / ours - 1) <= CLOSE
+    words = [f"log: {each:,.0f} bytes per token; formula: {ours:,}"]
+    if not agrees:
+        words += _per_token_reasons(report, each)
+    computed = int(pool_bytes / ours) if ours else None
     return Comparison(evidence=evidence, logged_tokens=logged, computed_tokens=computed, agrees=agrees, explanations=tuple(words))
 
 

@@ -60,11 +60,13 @@ class Evidence:
 
     @property
     def tokens(self) -> int | None:
-        """The pool in tokens: as stated, else blocks x tokens per block."""
+        """The pool in tokens: as stated, else blocks x tokens per block, else the least that the rounded concurrency allows."""
         if self.pool_tokens is not None:
             return self.pool_tokens
         if self.blocks is not None and self.block_tokens is not None:
             return self.blocks * self.block_tokens
+        if self.concurrency is not None and self.concurrency_tokens is not None:
+            return max(int((self.concurrency - 0.005) * self.concurrency_tokens), 0) or None
         return None
 
 
@@ -76,7 +78,7 @@ _SIZE = r"([0-9][0-9.,]*)\s*([GMK]i?B)"
 # (field, kind, pattern); kinds: int, float, size, text, flag. The first match of a line counts; later lines override earlier ones.
 RULES = (
     # vLLM
-    ("engine:vllm", "mark", r"\bvllm\b|# (?:GPU|cuda) blocks:|GPU KV cache size"),
+    ("engine:vllm", "mark", r"\bvllm\b|# (?:GPU|cuda) blocks:|GPU KV cache size|LLM engine \(v[0-9]|To serve at least one request"),
     (
         "version",
         "text",
@@ -105,6 +107,7 @@ RULES = (
     ("pool_bytes", "size", rf"available KV cache memory \({_SIZE}\)"),
     ("estimated_max_tokens", "int", rf"estimated maximum model length is {_NUM}"),
     ("pool_tokens", "int", rf"stored in KV cache \({_NUM}\)"),
+    ("block_tokens", "int", rf"\bblock_size['\"]?[=:] ?{_NUM}"),
     ("block_tokens", "int", rf"Setting attention block size to {_NUM} tokens"),
     ("context_tokens", "int", rf"(?:max_model_len|max_seq_len|Using max model len)['\"]?[ =:]+{_NUM}"),
     ("context_tokens", "int", rf"Auto-fit max_model_len: reduced from [0-9]+ to {_NUM}"),

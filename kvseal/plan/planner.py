@@ -100,6 +100,7 @@ def answer(shape: ModelShape, ask: Ask) -> Report:
     formats = tuple((name, footprint(shape, _side(name, shape, engine_name), ask.parallel, drafts=drafts)) for name in SIDE_BY_SIDE)
     plan = ENGINES[engine_name](shape, settings) if engine_name else None
     promise = _promise(shape, ask, ask.promise_tokens, plan, main, settings) if ask.promise_tokens is not None else None
+    plan = _beyond_the_model(plan, limit_of(shape, ask), context)
     return Report(
         shape=shape,
         kv_format=shown,
@@ -182,6 +183,21 @@ def _promise(shape: ModelShape, ask: Ask, promised: int, plan: EnginePlan | None
 
     warning = plan.outcome if plan is not None and plan.starts is False else ""
     return judge(promised, claims, bytes_of, warning, limit_of(shape, ask))
+
+
+_BEYOND = {
+    "vllm": "refuses to start with a context above the model's own limit of {limit:,} unless VLLM_ALLOW_LONG_MAX_MODEL_LEN=1",
+    "sglang": "refuses to start with a context above the model's own limit of {limit:,} unless SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1",
+    "llama.cpp": "starts with a warning: dangerous, the model was trained for {limit:,} tokens only",
+    "kvseal": "never advertises more than the model's own limit of {limit:,}",
+}
+
+
+def _beyond_the_model(plan: EnginePlan | None, limit: Limit | None, context: int) -> EnginePlan | None:
+    """The pool may hold a context that the engine refuses for the model's sake."""
+    if plan is None or limit is None or context <= limit.tokens:
+        return plan
+    return replace(plan, outcome=f"{_BEYOND[plan.engine].format(limit=limit.tokens)}; as for the pool alone: {plan.outcome}")
 
 
 def limit_of(shape: ModelShape | None, ask: Ask) -> Limit | None:

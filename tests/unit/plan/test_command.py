@@ -99,6 +99,15 @@ def test_promise_beyond_the_model_is_broken(capsys: pytest.CaptureFixture[str], 
     assert run(capsys, config, "--promise", "8193", "--prefill-pool", "2000000")[0] == 1
 
 
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [("vllm", "refuses to start"), ("sglang", "refuses to start"), ("llama.cpp", "dangerous"), ("kvseal", "never advertises")],
+)
+def test_a_context_beyond_the_model_is_not_said_to_start(capsys: pytest.CaptureFixture[str], config: str, engine: str, words: str) -> None:
+    assert words in run(capsys, config, "--engine", engine, "--context", "9000", "--kv-gib", "8")[1]
+    assert words not in run(capsys, config, "--engine", engine, "--context", "8192", "--kv-gib", "8")[1]
+
+
 def test_a_limit_that_only_the_class_knows_breaks_no_promise(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({key: value for key, value in GOOD.items() if key != "max_position_embeddings"}))

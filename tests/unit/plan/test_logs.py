@@ -158,6 +158,31 @@ def test_tensorrt_llm_and_ours() -> None:
     assert (ours.blocks, ours.pool_bytes) == (1632, int(576.9 * 2**20))
 
 
+def test_tensorrt_llm_against_the_formula(shared: Path) -> None:
+    text = "[TensorRT-LLM] TensorRT-LLM version: 0.17.0\n[TensorRT-LLM][INFO] TRTGptModel maxSequenceLen: 131072\n"
+    text += "[TensorRT-LLM][INFO] Number of blocks in KV cache primary pool: 14283\n[TensorRT-LLM][INFO] Number of tokens per block: 64.\n"
+    text += "[TensorRT-LLM][INFO] [MemUsageChange] Allocated 55.79 GiB for max tokens in paged KV cache (914112)."
+    llama = shape(shared, "meta-llama__Meta-Llama-3.1-8B")
+    report, found = compare(llama, Ask(promise_tokens=131072), read(text))
+    # No other engine's blocks are made of it, and its tokens stand.
+    assert report.engine is None and report.promise is not None and report.promise.verdicts[0].claim.tokens == 914112
+    assert found.agrees is False and any("8-bit, not 16-bit" in line for line in found.explanations)
+    assert compare(llama, Ask(kv_dtype="fp8"), read(text))[1].agrees is True
+
+
+def test_a_physical_figure_is_not_overruled_by_a_formula_of_the_wrong_format(shared: Path) -> None:
+    text = "vLLM API server version 0.19.0\nAvailable KV cache memory: 40.00 GiB\nGPU KV cache size: 1,497,952 tokens\nmax_seq_len=131072\n"
+    report, found = compare(shape(shared, "Qwen__Qwen2.5-7B"), Ask(promise_tokens=131072), read(text))
+    assert found.agrees is False and report.promise is not None and report.promise.verdicts[0].claim.tokens == 1497952
+
+
+def test_blocks_without_their_size_and_engines_that_do_not_say_their_name() -> None:
+    found = read("# GPU blocks: 1952, # CPU blocks: 2048\nMaximum concurrency for 20000 tokens per request: 1.56x")
+    assert found.tokens is not None and 0.995 < found.tokens / (1952 * 16) < 1
+    assert read("args: Namespace(block_size=32)\n# GPU blocks: 1952").tokens == 1952 * 32
+    assert read("Initializing a V1 LLM engine (v0.33.0) with config: max_seq_len=131072").engine == "vllm"
+
+
 def test_tensorrt_llm_over_the_years() -> None:
     old = read(
         "[TensorRT-LLM][INFO] Allocate 69524783104 bytes for k/v cache.\n[TensorRT-LLM][INFO] Using 132608 tokens in paged KV cache."

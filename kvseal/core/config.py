@@ -6,6 +6,7 @@ served context) is a `StartReport` of its own. Unknown options are errors. There
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ WEIGHT_FORMATS = ("auto", "fp32", "bf16", "q8", "q4")
 KV_DTYPES = ("fp16", "fp32", "int8", "int4")
 BACKENDS = ("cpu", "reference")
 PAGE_TOKENS = (8, 16, 32, 64)
+MAX_THREADS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,8 @@ class EngineConfig:
         _at_least("--pool-tokens", self.pool_tokens, 1)
         _at_least("--kv-memory", self.kv_memory_bytes, 1)
         _at_least("--threads", self.threads, 0)
+        if self.threads > MAX_THREADS:
+            raise ConfigError(f"--threads is {self.threads}; at most {MAX_THREADS}, and more than one per core only costs time")
         _at_least("--chunk-tokens", self.chunk_tokens, 1)
         _at_least("--max-running", self.max_running, 1)
         _at_least("--max-queued", self.max_queued, 0)
@@ -76,7 +80,11 @@ class ServeConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port is {self.port}; ports run from 0 (any free one) to 65535")
-        _at_least("--max-body-bytes", self.max_body_bytes, 1024)
+        _at_least("--max-body", self.max_body_bytes, 1024)
+        if self.request_timeout_s is not None and not 0 < self.request_timeout_s < math.inf:
+            raise ConfigError(f"--request-timeout is {self.request_timeout_s}; give seconds above 0, or leave it out for no deadline")
+        if not 0 <= self.drain_timeout_s < math.inf:
+            raise ConfigError(f"--drain-timeout is {self.drain_timeout_s}; give seconds, 0 for no patience at all")
 
 
 def cache_dir() -> Path:

@@ -256,7 +256,11 @@ class EngineClient:
             born_s = self._clock.now_s()
             await self._watch(link)
             status = await self._reap()
+            if self._phase is EngineState.DRAINING and status == 0 and not self._streams:
+                return  # It was told to stop as well (a signal to the whole process group) and has finished first.
             self._lose(status)
+            if self._phase is EngineState.DRAINING:
+                return  # Nothing new is taken any more, so there is nothing to start it again for.
             if self._clock.now_s() - born_s > HEALTHY_AFTER_S:
                 pause_s = RESTART_FIRST_S
             link, pause_s = await self._restart(pause_s)

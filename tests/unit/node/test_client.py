@@ -119,6 +119,22 @@ def test_a_source_tree_in_the_working_directory_is_not_what_runs(tmp_path: Path,
     run(body)
 
 
+def test_an_engine_that_stops_during_a_drain_is_not_started_again() -> None:
+    async def body() -> None:
+        async with engine("echo-slow") as client:
+            stream = client.submit(request("r", output=20))
+            await anext(stream)
+            assert client.pid is not None
+            os.kill(client.pid, signal.SIGTERM)
+            assert await client.drain(10)
+            assert isinstance((await read(stream))[1], Completed)
+            await until(lambda: client.pid is None)
+            await asyncio.sleep(0.3)
+            assert client.pid is None and client.restarts == 0
+
+    run(body)
+
+
 def test_a_restart_asks_for_the_pool_that_was_advertised() -> None:
     async def body() -> None:
         async with engine("echo") as client:

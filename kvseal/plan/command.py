@@ -73,7 +73,7 @@ def _evidence(options: argparse.Namespace) -> Evidence | None:
     """What the log and the metrics state together; the log wins."""
     if options.log is None and options.metrics is None:
         return None
-    from kvseal.plan.logs import read_log
+    from kvseal.plan.logs import bounded_lines, read_log
 
     if options.log is not None and options.metrics is not None:
         raise ConfigError("give --log or --metrics, not both")
@@ -82,11 +82,11 @@ def _evidence(options: argparse.Namespace) -> Evidence | None:
 
         evidence = read_metrics(fetch(options.metrics))
     elif options.log == "-":
-        evidence = read_log(sys.stdin)
+        evidence = read_log(bounded_lines(sys.stdin))
     else:
         try:
             with Path(options.log).open(encoding="utf-8", errors="replace") as file:
-                evidence = read_log(file)
+                evidence = read_log(bounded_lines(file))
         except OSError as error:
             raise ConfigError(f"{options.log} cannot be read: {error.strerror or error}") from error
     if not evidence.found:

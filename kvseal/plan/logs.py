@@ -7,14 +7,17 @@ not find.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import TextIO
 
 from kvseal.plan.units import GIB, KIB, MIB, printable
 
 MAX_LINES = 2_000_000
 MAX_LINE_CHARS = 20_000
+MAX_LOG_CHARS = 256 * 2**20
+"""A start-up log is a few hundred kilobytes; what follows this much is not read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +173,16 @@ _SIZES = re.compile(r"\b(K size|V size|KV size): ([0-9.]+) ?([GM]i?B)")
 _TOKENS = re.compile(r"#tokens: ([0-9]{1,15})\b")
 _LLAMA_TOTAL = re.compile(r"llama_kv_cache\w*:\s+size =\s+([0-9.]+) MiB|KV self size\s*=\s+([0-9.]+) MiB")
 _LLAMA_STATE = re.compile(r"llama_memory_recurrent:\s+size =\s+([0-9.]+) MiB")
+
+
+def bounded_lines(file: TextIO) -> Iterator[str]:
+    """Lines of a file that may be a device, or one endless line: the beginning of each line, and an end."""
+    left, inside = MAX_LOG_CHARS, False
+    while left > 0 and (piece := file.readline(MAX_LINE_CHARS)):
+        left -= len(piece)
+        if not inside:
+            yield piece
+        inside = not piece.endswith("\n")
 
 
 def read_log(lines: Iterable[str]) -> Evidence:

@@ -23,11 +23,13 @@ def fetch(where: str) -> str:
         return _fetch_url(where)
     path = Path(where)
     try:
-        if path.stat().st_size > MAX_PAGE_BYTES:
-            raise ConfigError(f"{where} has more than {MAX_PAGE_BYTES // 2**20} MiB; a metrics page is smaller")
-        return path.read_text(encoding="utf-8", errors="replace")
+        with path.open("rb") as file:
+            data = file.read(MAX_PAGE_BYTES + 1)
     except OSError as error:
         raise ModelNotFound(f"{where} cannot be read: {error.strerror or error}") from error
+    if len(data) > MAX_PAGE_BYTES:
+        raise ConfigError(f"{where} has more than {MAX_PAGE_BYTES // 2**20} MiB; a metrics page is smaller")
+    return data.decode("utf-8", "replace")
 
 
 def _fetch_url(url: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -12,7 +13,7 @@ import pytest
 from kvseal.core.errors import ConfigError, ModelNotFound
 from kvseal.plan import Ask, read_shape
 from kvseal.plan.evidence import claim_of, compare
-from kvseal.plan.logs import Evidence, read_log
+from kvseal.plan.logs import Evidence, bounded_lines, read_log
 from kvseal.plan.prom import fetch, read_metrics
 
 GIB = 2**30
@@ -307,6 +308,16 @@ def test_metrics_of_a_live_server() -> None:
         address = f"http://127.0.0.1:{server.server_address[1]}"
         assert read_metrics(fetch(address)).pool_tokens == read_metrics(fetch(f"{address}/metrics")).pool_tokens == 26112
         server.shutdown()
+
+
+def test_an_endless_line_is_cut_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvseal.plan.logs.MAX_LOG_CHARS", 100_000)
+    with Path("/dev/zero").open(encoding="utf-8", errors="replace") as endless:
+        pieces = list(bounded_lines(endless))
+    assert [len(piece) for piece in pieces] == [20_000]
+    assert list(bounded_lines(io.StringIO("a" * 30_000 + "\nb\n\nc"))) == ["a" * 20_000, "b\n", "\n", "c"]
+    with pytest.raises(ConfigError):
+        fetch("/dev/zero")
 
 
 def test_metrics_that_cannot_be_had(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from kvseal.plan.engines.base import EnginePlan, Pool, Settings, parse_version
 from kvseal.plan.footprint import Footprint, Parallel, footprint, resolve_format
 from kvseal.plan.promise import Limit, PoolClaim, PromiseResult, judge
 from kvseal.plan.shape import ModelShape
+from kvseal.plan.units import gib
 
 ENGINES: dict[str, Callable[[ModelShape, Settings], EnginePlan]] = {
     "vllm": vllm.plan,
@@ -100,7 +101,7 @@ def answer(shape: ModelShape, ask: Ask) -> Report:
     formats = tuple((name, footprint(shape, _side(name, shape, engine_name), ask.parallel, drafts=drafts)) for name in SIDE_BY_SIDE)
     plan = ENGINES[engine_name](shape, settings) if engine_name else None
     promise = _promise(shape, ask, ask.promise_tokens, plan, main, settings) if ask.promise_tokens is not None else None
-    plan = _beyond_the_model(plan, limit_of(shape, ask), context)
+    plan = _beyond_the_model(_without_room(plan), limit_of(shape, ask), context)
     return Report(
         shape=shape,
         kv_format=shown,
@@ -191,6 +192,14 @@ _BEYOND = {
     "llama.cpp": "starts with a warning: dangerous, the model was trained for {limit:,} tokens only",
     "kvseal": "never advertises more than the model's own limit of {limit:,}",
 }
+
+
+def _without_room(plan: EnginePlan | None) -> EnginePlan | None:
+    """Weights that do not fit are the reason, not the pool of nothing that they leave."""
+    if plan is None or plan.budget is None or plan.pool is None or plan.pool.available_bytes or plan.budget.weights < plan.budget.usable:
+        return plan
+    text = f"does not start: weights of {gib(plan.budget.weights)} GiB per GPU do not fit in {gib(plan.budget.usable)} GiB"
+    return replace(plan, starts=False, outcome=f"{text}; say --weights-dtype if they are served in fewer bits")
 
 
 def _beyond_the_model(plan: EnginePlan | None, limit: Limit | None, context: int) -> EnginePlan | None:

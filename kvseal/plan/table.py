@@ -165,7 +165,7 @@ def _pool_lines(plan: EnginePlan, pool: Pool) -> list[str]:
     )
     lines += [f"  sub-pool {name}: {count:,} ({gib(size)} GiB)" for name, count, size in pool.sub_pools]
     lines += [f"  {text}" for text in pool.detail]
-    if plan.log_line:
+    if plan.log_line and plan.starts is not False:
         lines.append(f"  expect in the log: {plan.log_line}")
     return lines
 

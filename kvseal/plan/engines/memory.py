@@ -50,7 +50,7 @@ def weights_per_gpu(shape: ModelShape, settings: Settings, room: int | None = No
     """One rank of the heaviest pipeline stage. Experts are spread over data-parallel ranks too, everything else is copied there.
 
     `room` is what the GPU offers: weights of an unstated format that do not fit in 16 bit must be served in fewer bits, or partly from
-    the host, and the low end says so.
+    the host, and the low end says so; the best figure stays what the file says, so that no pool is promised which is not there.
     """
     if settings.weights_bytes is not None:
         return Estimate.given(settings.weights_bytes, "weights per GPU")
@@ -58,12 +58,10 @@ def weights_per_gpu(shape: ModelShape, settings: Settings, room: int | None = No
     unstated = settings.weights_dtype is None and shape.weights.quantization is None and shape.weights.file_bytes is None
     if room is None or found.best < room or not (unstated or found.low >= room):
         return found
-    for name in ("fp8", "int4"):
-        smaller = _share(shape, settings, name)
-        if unstated and smaller.best < room:
-            low = _share(shape, settings, "int4").low
-            how = f"{found.how} would be {gib(found.best)} GiB and do not fit: taken as {name}; say --weights-dtype"
-            return Estimate(best=smaller.best, low=low, high=found.high, how=how)
+    smallest = _share(shape, settings, "int4")
+    if unstated and smallest.best < room:
+        how = f"{found.how}: {gib(found.best)} GiB DO NOT FIT; the upper end supposes fewer bits: say --weights-dtype fp8 or int4 if so"
+        return Estimate(best=found.best, low=smallest.low, high=found.high, how=how)
     return Estimate(
         best=found.best, low=0, high=found.high, how=f"{found.how} do not fit; the upper end supposes that they lie on the host"
     )

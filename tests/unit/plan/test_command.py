@@ -108,6 +108,17 @@ def test_a_context_beyond_the_model_is_not_said_to_start(capsys: pytest.CaptureF
     assert words not in run(capsys, config, "--engine", engine, "--context", "8192", "--kv-gib", "8")[1]
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_weights_that_do_not_fit_are_never_thought_smaller(capsys: pytest.CaptureFixture[str], tmp_path: Path, engine: str) -> None:
+    path = tmp_path / "config.json"
+    large = {"num_hidden_layers": 80, "hidden_size": 8192, "num_attention_heads": 64, "num_key_value_heads": 8, "intermediate_size": 28672}
+    path.write_text(json.dumps(GOOD | large))
+    asked = (str(path), "--gpu", "H100-80G", "--engine", engine, "--promise", "8192")
+    status, out, _ = run(capsys, *asked)
+    assert status == 1 and "does not start: weights of" in out and "NOT CERTAIN" in out and "expect in the log" not in out
+    assert run(capsys, *asked, "--weights-dtype", "int4")[0] == 0
+
+
 def test_a_limit_that_only_the_class_knows_breaks_no_promise(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({key: value for key, value in GOOD.items() if key != "max_position_embeddings"}))

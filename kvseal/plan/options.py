@@ -180,6 +180,9 @@ def parallel_of(options: argparse.Namespace) -> Parallel:
         raise ConfigError(f"--gpus {gpus} is not a multiple of --tp {tp} x --pp {pp}")
     elif gpus is not None and dp == 1:
         dp = gpus // (tp * pp)
+    if options.engine == "llama.cpp":
+        # It splits layers over the GPUs, never heads.
+        tp, pp = 1, tp * pp
     return Parallel(tp=tp, pp=pp, dp=dp, dcp=dcp)
 
 

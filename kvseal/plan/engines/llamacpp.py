@@ -25,6 +25,8 @@ MICRO_BATCH_TOKENS = 512
 
 def resolve_layout(shape: ModelShape, kv_format: KVFormat) -> KVFormat:
     """f16 unless a cache type is named; fp8 does not exist here."""
+    if shape.is_compressed:
+        raise ConfigError("llama.cpp's compressed-attention cache is not modelled here; use --engine vllm or sglang")
     if kv_format.name == "bf16":
         return KVFormat("fp16")
     if kv_format.name.startswith(("fp8", "nvfp4", "mxfp8", "turboquant", "ultraquant")):
@@ -34,8 +36,6 @@ def resolve_layout(shape: ModelShape, kv_format: KVFormat) -> KVFormat:
 
 def plan(shape: ModelShape, settings: Settings) -> EnginePlan:
     """What `-c context x users -np users` allocates; with a GPU, whether it fits and the largest n_ctx that would."""
-    if shape.is_compressed:
-        raise ConfigError("llama.cpp's compressed-attention cache is not modelled here; use --engine vllm or sglang")
     kv_format = resolve_layout(shape, settings.kv_format)
     sequences = settings.users
     need, groups, sub = _allocate(shape, kv_format, settings.context_tokens, sequences, settings)

@@ -119,6 +119,19 @@ def test_weights_that_do_not_fit_are_never_thought_smaller(capsys: pytest.Captur
     assert run(capsys, *asked, "--weights-dtype", "int4")[0] == 0
 
 
+def test_llamacpp_splits_layers_never_heads(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(GOOD | {"num_hidden_layers": 28, "num_attention_heads": 7, "num_key_value_heads": 7, "hidden_size": 448}))
+    for split in (["--gpus", "8"], ["--tp", "8"]):
+        page = as_json(capsys, str(path), "--engine", "llama.cpp", "--gpu", "RTX3090", *split)
+        assert page["per_gpu"]["growing_bytes_per_token"] == 2 * 28 * 7 * 64 * 2
+        assert (
+            page["engine"]["budget"]["gpu_total"]
+            == 8 * as_json(capsys, str(path), "--engine", "vllm", "--gpu", "RTX3090")["engine"]["budget"]["gpu_total"]
+        )
+    assert run(capsys, str(path), "--engine", "vllm", "--gpu", "RTX3090", "--gpus", "8")[0] == 2
+
+
 def test_a_limit_that_only_the_class_knows_breaks_no_promise(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({key: value for key, value in GOOD.items() if key != "max_position_embeddings"}))

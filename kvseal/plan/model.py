@@ -6,6 +6,7 @@ Owns the search for the text part, the choice of the family, and the refusal of 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -87,6 +88,7 @@ def read_shape(config: Mapping[str, Any], name: str, *, assume_gqa: bool = False
         if not assume_gqa:
             raise ModelUnsupported(_refusal(named, part))
         model_type = "assumed-gqa"
+    _refuse_negative_sizes(part, where)
     entry = class_entry(model_type)
     info = ClassInfo(
         model_type=model_type,
@@ -124,6 +126,16 @@ def read_shape(config: Mapping[str, Any], name: str, *, assume_gqa: bool = False
         weights=replace(read_weights(Fields(part, fields.class_defaults, where), config, len(built.layers)), file_bytes=file_bytes),
         head_split=built.head_split,
     )
+
+
+_SIZE_KEY = re.compile(r"(?:num|n)_(?!.*logits).+|.+_(?:size|dim|rank|heads|layers|experts)")
+
+
+def _refuse_negative_sizes(part: Mapping[str, Any], where: str) -> None:
+    """No count or size is below zero, used here or not: such a file is broken. Windows are: -1 switches them off."""
+    for key, value in part.items():
+        if isinstance(value, int | float) and value < 0 and _SIZE_KEY.fullmatch(key) and "window" not in key and "chunk" not in key:
+            raise ModelCorrupt(f"{where}{key[:60]} is {str(value)[:30]}; a size cannot be negative")
 
 
 def context_limit(fields: Fields, model_type: str) -> tuple[int | None, bool]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kvseal.core.errors import ModelCorrupt
 from kvseal.plan import KVFormat, footprint, read_shape
 
 BASE: dict[str, Any] = {
@@ -49,3 +50,10 @@ def test_a_window_as_long_as_the_limit_grows() -> None:
     phi |= {"num_key_value_heads": 32, "hidden_size": 3072, "sliding_window": 262144, "max_position_embeddings": 131072}
     assert figures(phi) == (2 * 32 * 32 * 96 * 2, 0, 0)
     assert figures(phi | {"sliding_window": 131071}) == (0, 2 * 32 * 32 * 96 * 2, 0)
+
+
+@pytest.mark.parametrize("key", ["intermediate_size", "num_local_experts", "q_lora_rank", "n_routed_experts", "num_key_value_heads"])
+def test_no_size_is_negative_whether_it_is_used_or_not(key: str) -> None:
+    with pytest.raises(ModelCorrupt, match=key):
+        read_shape(BASE | {key: -8}, "test")
+    assert figures(BASE | {"sliding_window_size": -1, "pad_token_id": -1}) == figures(BASE)

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvseal.core.request import SamplingParams
+
 if TYPE_CHECKING:
     from kvseal.serve.llm import LLM
 
-__all__ = ["LLM"]
+__all__ = ["LLM", "SamplingParams"]
 __version__ = "0.1.0"
 
 

@@ -45,6 +45,18 @@ advertises the smaller of what the model promises and what the pool holds, and r
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the ``kvseal`` command; returns the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(arguments)
+    except KVSealError as error:
+        print(f"kvseal: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        return 141
+
+
+def _dispatch(arguments: list[str]) -> int:
     if arguments[:1] == ["size"]:  # The planner and the auditor stand alone, each with its own parser.
         from kvseal.plan.command import main as size_main
 
@@ -55,15 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return audit_main(arguments[1:])
     options = _parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = options.command
-    try:
-        return command(options)
-    except KVSealError as error:
-        print(f"kvseal: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        return 141
+    return command(options)
 
 
 def _parser() -> argparse.ArgumentParser:

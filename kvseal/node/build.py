@@ -34,6 +34,8 @@ DEFAULT_POOL_REQUESTS = 8
 """Without an option the pool holds so many requests of the model's full context, if memory allows."""
 DEFAULT_POOL_SHARE = 0.4
 """... but takes at most this share of the memory that is available beside the weights."""
+STEP_TARGET_S = 1.0
+"""Chunks are made smaller where a step would last longer: far below what counts as a stall (`client.STALL_AFTER_S`)."""
 SPARE_BYTES = 256 * 2**20
 """Left for the process itself whatever the operator asks for."""
 
@@ -84,6 +86,7 @@ def assemble(config: EngineConfig, backend: Backend, capacity: Capacity, report:
         max_running=config.max_running,
         max_queued=config.max_queued,
         page_tokens=backend.geometry.page_tokens,
+        step_s=STEP_TARGET_S,
     )
     return Engine(report=report, kv=kv, scheduler=scheduler, runner=Runner(backend), backend=backend, clock=clock)
 
@@ -219,7 +222,8 @@ def _build_backend(config: EngineConfig, weights: ModelWeights, geometry: KVGeom
         from kvseal.exec.backends.cpu import CPUBackend  # Only here, so that the reference backend runs where nothing was compiled.
     except ImportError as error:
         raise ConfigError(
-            f"the native kernels cannot be loaded ({error}); install KVSeal with a C++ compiler at hand, or use --backend reference"
+            f"the native kernels cannot be loaded from {Path(__file__).parents[1]} ({error}). If that is a source tree, run elsewhere what "
+            "`pip install` built, or build in place with `pip install -e`; --backend reference needs no kernels"
         ) from error
     backend = CPUBackend(weights, geometry, pages=pages, weight_format=config.weights, threads=threads)
     packings = backend.packings if config.weights == "auto" else config.weights

@@ -4,7 +4,7 @@ Owns every sequence from submission to its one end (L11), the order among them a
 pages is `KVManager`; it sees neither pool nor tree nor array, does no I/O and asks no clock but the one handed in.
 
 There are no phases. A sequence has tokens and computed tokens, and each step brings the second closer to the first: one token for those
-that decode, a chunk for those that do not yet. Decoders have the first claim on `chunk_tokens`, running prefills share what is left,
+that decode, a chunk for those that do not yet. Decoders have the first claim on the step (`chunk`), running prefills share what is left,
 admissions what is left of that. Pages are taken chunk by chunk; an admission leaves enough for the rest of all prompts and for the
 forecast growth of everybody (`policy`), so that preemption is rare. When pages run short all the same, the last in order gives way: its
 sealed pages stay in the prefix cache, the rest it computes again, to the same bits (L13).
@@ -22,7 +22,6 @@ step in flight touches is ticketed before it is dropped), L11, L12 (a broken sea
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from heapq import heapify, heappop, heappush
 from operator import attrgetter
 
 from kvseal.core.batch import Batch, BatchResult, Row, RowResult
@@ -38,7 +37,9 @@ from kvseal.kv.handles import Ticket
 from kvseal.kv.manager import KVManager
 from kvseal.sched import policy
 from kvseal.sched.admission import Admission
+from kvseal.sched.chunk import StepSize
 from kvseal.sched.counters import SchedulerCounters
+from kvseal.sched.deadlines import Deadlines
 from kvseal.sched.line import Pace, WaitingLine
 from kvseal.sched.sequence import Decoding, Ended, Prefilling, Sequence, Waiting
 
@@ -49,11 +50,21 @@ _KEY = attrgetter("key")
 
 
 class Scheduler:
-    def __init__(self, kv: KVManager, clock: Clock, *, chunk_tokens: int, max_running: int, max_queued: int, page_tokens: int) -> None:
+    def __init__(
+        self,
+        kv: KVManager,
+        clock: Clock,
+        *,
+        chunk_tokens: int,
+        max_running: int,
+        max_queued: int,
+        page_tokens: int,
+        step_s: float | None = None,
+    ) -> None:
         self.counters = SchedulerCounters()
         self._kv = kv
         self._clock = clock
-        self._chunk_tokens = chunk_tokens
+        self._step_size = StepSize(chunk_tokens, step_s)
         self._max_running = min(max_running, chunk_tokens)  # each that runs gets at least one token a step
         self._max_queued = max_queued
         self._page_tokens = page_tokens
@@ -64,11 +75,12 @@ class Scheduler:
         self._prefilling = 0
         self._blocked = False
         """The head of the line did not fit beside those that run, and none of them has given anything back since."""
-        self._deadlines: list[tuple[float, int, Sequence]] = []
+        self._deadlines = Deadlines()
         self._admission = Admission(kv, page_tokens)
         self._arrivals = 0
         self._pace = Pace()
         self._batch: Batch | None = None
+        self._began_s = 0.0
         self._flight: list[Sequence] = []
         self._tickets: list[Ticket] = []
         self._events: list[Event] = []
@@ -112,7 +124,7 @@ class Scheduler:
         if self._line.first() is sequence:
             self._blocked = False
         if request.deadline_s is not None:
-            heappush(self._deadlines, (now_s + request.deadline_s, self._arrivals, sequence))
+            self._deadlines.add(now_s + request.deadline_s, sequence)
         return None
 
     def refuse(self, error: RequestError | Unavailable) -> Refused:
@@ -138,7 +150,8 @@ class Scheduler:
         if self._batch is not None:
             raise LawBroken(Law.L8, "a step is scheduled while another is in flight")
         if self._deadlines:
-            self._expire()
+            for sequence in self._deadlines.passed(self._clock.now_s(), len(self._open)):
+                self._end(sequence, Failed(DeadlineExceeded("the request's deadline passed before it was complete")))
         preemptions = self.counters.preemptions
         rows: list[Row] = []
         self._flight = []
@@ -148,6 +161,7 @@ class Scheduler:
         batch = Batch(self.counters.steps + 1, tuple(rows))
         if rows:
             self._batch = batch
+            self._began_s = self._clock.now_s()
         return batch
 
     def apply(self, result: BatchResult) -> list[Event]:
@@ -159,6 +173,7 @@ class Scheduler:
             if out.request_id != row.request_id:
                 raise LawBroken(Law.L6, f"a result row bears the id {out.request_id}, its batch row {row.request_id}")
         self._batch = None
+        self._step_size.took(batch.total_tokens, self._clock.now_s() - self._began_s)
         self.counters.steps += 1
         for ticket in self._tickets:
             ticket.release()
@@ -182,7 +197,7 @@ class Scheduler:
 
     def _continue(self, rows: list[Row]) -> int:
         """Rows of all that run, first in order first, so that a victim (the last) never has a row yet. Returns the tokens left."""
-        left = self._chunk_tokens - len(self._running) + self._prefilling
+        left = self._step_size.tokens(len(self._running)) - len(self._running) + self._prefilling
         flight = self._flight
         for sequence in self._running:
             state = sequence.state
@@ -358,17 +373,6 @@ class Scheduler:
             self._end(sequence, Failed(broken))
 
     # --- ends ---
-
-    def _expire(self) -> None:
-        now_s = self._clock.now_s()
-        deadlines = self._deadlines
-        while deadlines and deadlines[0][0] <= now_s:
-            sequence = heappop(deadlines)[2]
-            if not sequence.ended:
-                self._end(sequence, Failed(DeadlineExceeded("the request's deadline passed before it was complete")))
-        if len(deadlines) > 64 and len(deadlines) > 2 * len(self._open):
-            self._deadlines = [entry for entry in deadlines if not entry[2].ended]
-            heapify(self._deadlines)
 
     def _end(self, sequence: Sequence, outcome: Outcome) -> None:
         if isinstance(sequence.state, Waiting):

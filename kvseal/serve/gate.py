@@ -25,6 +25,7 @@ from kvseal.serve.parse import REQUEST_ID
 from kvseal.serve.record import Record, put_record
 
 OPEN_ROUTES = ("/livez", "/readyz", "/health")
+GENERATING = ("/chat/completions", "/completions")
 _log = logging.getLogger("kvseal.http")
 
 
@@ -50,6 +51,8 @@ class Gate:
                 record.tenant = self._keys.tenant(headers.get("authorization"))
             await self._app(scope, receive, answer)
         except (RequestError, Unavailable, BrokenSeal) as error:
+            if record.outcome == "-" and scope["path"].endswith(GENERATING):
+                record.outcome = "refused"  # before the engine was asked: malformed, unauthenticated or over a limit
             await answer.fail(error)
         except ClientDisconnect:
             record.outcome = "cancelled"

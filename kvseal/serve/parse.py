@@ -127,8 +127,7 @@ async def read_chat(fields: Mapping[str, Any], model: ServedModel, *, strict: bo
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
     logprobs = _bounded("top_logprobs", body.top_logprobs or 0, 0, MAX_TOP_LOGPROBS) if body.logprobs else None
-    asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    name = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
+    name, asked = _asked_tokens(body)
     if asked is not None:
         _bounded(name, asked, 1, MAX_TOKENS)
     budget = model.output_budget(len(tokens), asked, where="messages")
@@ -167,9 +166,10 @@ async def read_completion(fields: Mapping[str, Any], model: ServedModel, *, stri
     check_model(body.model, model)
     add_special = body.add_special_tokens is not False
     prompts = [await _prompt(one, model, where, add_special) for where, one in _prompts(body.prompt)]
-    asked = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    name, given = _asked_tokens(body)
+    asked = DEFAULT_COMPLETION_TOKENS if given is None else given
     echo = bool(body.echo)
-    _bounded("max_tokens", asked, 0 if echo else 1, MAX_TOKENS)
+    _bounded(name, asked, 0 if echo else 1, MAX_TOKENS)
     # The engine always computes one token; with max_tokens 0 it is not shown.
     budgets = tuple(model.output_budget(len(prompt.tokens), max(1, asked), where="prompt") for prompt in prompts)
     logprobs = None if body.logprobs is None else _bounded("logprobs", body.logprobs, 0, MAX_TOP_LOGPROBS)
@@ -231,6 +231,13 @@ def check_model(name: str | None, model: ServedModel) -> None:
     """A missing or null name means the one model that there is."""
     if name is not None and name != model.name:
         raise ModelNotServed(f"the model that was asked for is not served here; this server serves {model.name!r}", param="model")
+
+
+def _asked_tokens(body: ChatBody | CompletionBody) -> tuple[str, int | None]:
+    """The output budget under its newer name, else under its older one."""
+    if body.max_completion_tokens is not None:
+        return "max_completion_tokens", body.max_completion_tokens
+    return "max_tokens", body.max_tokens
 
 
 def _shared(body: ChatBody | CompletionBody, ignored: tuple[str, ...], obfuscate: bool) -> dict[str, Any]:

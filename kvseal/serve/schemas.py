@@ -23,6 +23,7 @@ class _Common(msgspec.Struct, kw_only=True):
     model: str | None = None
     n: int | None = None
     max_tokens: int | None = None
+    max_completion_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -55,7 +56,6 @@ class _Common(msgspec.Struct, kw_only=True):
 
 class ChatBody(_Common, kw_only=True):
     messages: list[dict[str, Any]]
-    max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None

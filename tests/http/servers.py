@@ -6,7 +6,6 @@ Started as ``python servers.py OPTIONS`` in the child, so that the test's interp
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -30,11 +29,8 @@ class ServerProcess:
     def __init__(self, model: Path, log: Path, *, module: str = REAL, engine: dict[str, Any] | None = None, **serve: Any) -> None:
         self.log = log
         options = {"model": str(model), "module": module, "engine": engine or {}, "serve": serve}
-        environment = os.environ | {"PYTHONPATH": str(PROJECT)}
         with log.open("wb") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, str(Path(__file__).resolve()), json.dumps(options)], stdout=out, stderr=out, env=environment, cwd=PROJECT
-            )
+            self.process = subprocess.Popen([sys.executable, str(Path(__file__).resolve()), json.dumps(options)], stdout=out, stderr=out)
 
     def __enter__(self) -> ServerProcess:
         deadline_s = time.monotonic() + START_TIMEOUT_S

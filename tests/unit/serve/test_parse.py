@@ -225,8 +225,9 @@ def test_a_chat_as_long_as_the_context_is_refused(chat: Any) -> None:
         chat(messages=[{"role": "user", "content": "x" * (128 - frame)}])
 
 
-def test_newer_names_win(chat: Any) -> None:
+def test_newer_names_win(chat: Any, completion: Any) -> None:
     assert chat(max_tokens=5, max_completion_tokens=7).max_output_tokens == (7,)
+    assert completion(max_tokens=5, max_completion_tokens=7).max_output_tokens == (7,)
 
 
 def test_sampling_corners(chat: Any, completion: Any) -> None:

@@ -19,5 +19,8 @@ def demo_model_path() -> Path:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """Published traces, configs and faults, read-only beside the project."""
-    return PROJECT.parent / "shared"
+    """Published traces and configs, a folder of facts beside the project. A clone alone skips what needs them."""
+    folder = PROJECT.parent / "shared"
+    if not folder.is_dir():
+        pytest.skip(f"needs the published traces and configs in {folder.name}/ beside the project")
+    return folder

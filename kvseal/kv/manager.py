@@ -219,6 +219,15 @@ class KVManager:
         self._require_open(grant)
         return self.pool.ticket(grant.table.stamps)
 
+    def settle(self, tickets: Sequence[Ticket], broken: Sequence[BrokenSeal]) -> None:
+        """The step that these tickets were taken for is over. Pages of theirs that it found broken go to quarantine, not to free: the
+        requests that held them have been dropped while it ran (L12)."""
+        for ticket in tickets:
+            for seal in broken:
+                if seal.page in ticket.stamps[::2]:
+                    self._condemn(seal.page)
+            ticket.release()
+
     def drop(self, grant: Grant, *, broken: BrokenSeal | None = None) -> None:
         """End, preemption or abort, exactly once. Published pages stay cached. With `broken`, the page that it names goes to
         quarantine if this grant holds it, and whatever was computed from it is never hit again (L12)."""
@@ -230,8 +239,7 @@ class KVManager:
             self.broken_seals[broken.law] += 1
             # A stale stamp names a page that is somebody else's by now: theirs is not touched.
             if broken.page in grant.pin.stamps[::2] or broken.page in grant.lease.stamps[::2]:
-                self.pool.doom(broken.page)
-                self.cache.forget(broken.page)
+                self._condemn(broken.page)
         grant.lease.release()
         grant.pin.release()
         self.cache.unpinned(grant.pin.stamps)
@@ -288,6 +296,10 @@ class KVManager:
     def _require_open(self, grant: Grant) -> None:
         if not grant.open:
             raise LawBroken(Law.L2, "a grant is used after it was dropped")
+
+    def _condemn(self, page: int) -> None:
+        self.pool.doom(page)
+        self.cache.forget(page)
 
     def _make_room(self, pages: int) -> None:
         self.cache.evict(pages - self.pool.free_pages)

@@ -175,9 +175,9 @@ class Scheduler:
         self._batch = None
         self._step_size.took(batch.total_tokens, self._clock.now_s() - self._began_s)
         self.counters.steps += 1
-        for ticket in self._tickets:
-            ticket.release()
-        self._tickets.clear()
+        if self._tickets:
+            self._kv.settle(self._tickets, [out.broken for out in result.rows if out.broken is not None])
+            self._tickets.clear()
         commit = self._kv.commit
         for sequence, row, out in zip(self._flight, batch.rows, result.rows, strict=True):
             state = sequence.state

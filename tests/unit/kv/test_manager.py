@@ -291,6 +291,31 @@ def test_a_broken_leased_page_is_quarantined(manager: KVManager) -> None:
     assert (manager.usage().quarantined, manager.usage().free) == (1, 15)
 
 
+def test_what_a_step_finds_broken_after_its_request_was_dropped_is_quarantined(manager: KVManager) -> None:
+    reader, leaver, other = (serve(manager, name, scope, TOKENS[:9]) for name, scope in (("a", ALICE), ("b", ALICE), ("c", BOB)))
+    shared_page, own_page, foreign_page = pages_of(leaver)[0], pages_of(leaver)[-1], pages_of(other)[0]
+    ticket = manager.ticket(leaver)
+    manager.drop(leaver)
+    manager.drop(reader)
+    manager.settle([ticket], [broken(shared_page), broken(own_page), broken(foreign_page)])
+    assert manager.usage().quarantined == 2
+    assert manager.probe(ALICE, TOKENS) == 0, "what was computed from the broken page is never hit again"
+    assert manager.probe(BOB, TOKENS) == 8
+    manager.drop(other)
+    manager.check()
+    assert manager.usage().quarantined == 2
+
+
+def test_a_step_that_finds_nothing_broken_frees_what_was_dropped(manager: KVManager) -> None:
+    grant = admit(manager, "a", TOKENS, 8)
+    ticket = manager.ticket(grant)
+    manager.drop(grant)
+    assert manager.usage().draining == 2
+    manager.settle([ticket], [])
+    assert manager.usage().free == 16
+    manager.check()
+
+
 def test_a_stale_stamp_does_not_put_somebody_elses_page_out_of_use(manager: KVManager) -> None:
     victim, other = serve(manager, "a", ALICE, TOKENS[:9]), serve(manager, "b", BOB, TOKENS[:9])
     manager.drop(victim, broken=broken(pages_of(other)[0]))

@@ -245,6 +245,16 @@ def test_broken_seal_fails_its_request_alone_and_its_token_is_never_emitted() ->
     assert stats.output_tokens == 1
 
 
+def test_broken_page_of_a_request_cancelled_in_that_step_is_quarantined() -> None:
+    rig, batch = two_rows()
+    page = batch.rows[0].table.stamps[0]
+    rig.cancel("a")
+    broken = BrokenSeal(Law.L3, page=page, ordinal=0, layer=0, check="nonce")
+    rig.scheduler.apply(BatchResult(batch.step, (RowResult(RequestId("a"), broken=broken), result_of(batch).rows[1])))
+    stats = rig.engine.stats()
+    assert stats.pages_quarantined == 1 and stats.pages_draining == 0 and stats.running == 1
+
+
 def test_broken_seal_of_a_cancelled_request_is_still_counted() -> None:
     rig, batch = two_rows()
     rig.cancel("a")

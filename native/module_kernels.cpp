@@ -3,6 +3,7 @@
 // Owns their argument checks; computes nothing. The engine itself calls whole steps (module.cpp).
 #include "bindings.h"
 #include "digest.h"
+#include "roofline.h"
 #include "sample.h"
 
 namespace kvseal {
@@ -139,6 +140,21 @@ void add_kernels(nb::module_& m) {
         const Digest d = digest_of(data.data(), data.size(), seed);
         return nb::bytes(reinterpret_cast<const char*>(&d), 16);
     }, nb::arg("data"), nb::arg("seed"));
+
+    m.def("fma_rate", [](double seconds) {
+        nb::gil_scoped_release unlocked;
+        return roofline::fma_rate(seconds);
+    }, nb::arg("seconds") = 0.02);
+    nb::class_<roofline::ReadProbe>(m, "ReadProbe")
+        .def("__init__", [](roofline::ReadProbe* self, int64_t bytes) {
+            require(bytes >= 4096, "a probe reads at least 4096 bytes");
+            new (self) roofline::ReadProbe(bytes);
+        }, nb::arg("bytes"))
+        .def("read", [](roofline::ReadProbe& self, int threads) {
+            require(threads >= 1 && self.bytes() / threads >= 256, "threads must be at least 1 and each have something to read");
+            nb::gil_scoped_release unlocked;
+            return self.read(threads);
+        }, nb::arg("threads"));
 
     m.def("argmax", [](In<float, 1> row) {
         require(row.size() > 0, "an empty row");

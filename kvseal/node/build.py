@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from kvseal.exec.weights.types import ModelWeights
 from kvseal.kv.capacity import Capacity
 from kvseal.kv.geometry import KVDtype, KVGeometry
 from kvseal.kv.manager import KVManager
-from kvseal.node.engine import Engine
+from kvseal.node.engine import Computes, Engine
 from kvseal.node.report import StartReport
 from kvseal.sched.scheduler import Scheduler
 
@@ -40,8 +40,17 @@ SPARE_BYTES = 256 * 2**20
 """Left for the process itself whatever the operator asks for."""
 
 
-def build_engine(config: EngineConfig, *, clock: Clock | None = None) -> Engine:
-    """Raises `SetupError`: ModelNotFound, ModelCorrupt, ModelUnsupported, PoolTooSmall or ConfigError."""
+def build_engine(
+    config: EngineConfig,
+    *,
+    clock: Clock | None = None,
+    step_s: float | None = STEP_TARGET_S,
+    around: Callable[[Computes], Computes] | None = None,
+) -> Engine:
+    """`step_s` (None: steps as large as they get) and `around`, which is put between scheduler and runner, are for measuring.
+
+    Raises `SetupError`: ModelNotFound, ModelCorrupt, ModelUnsupported, PoolTooSmall or ConfigError.
+    """
     weights = load_model(config.model, context_tokens=config.context_tokens)
     geometry = _geometry(config, weights)
     pool_pages = pages_for_pool(config, geometry, weights.spec, available_bytes=available_memory_bytes() - weights.bytes)
@@ -63,10 +72,19 @@ def build_engine(config: EngineConfig, *, clock: Clock | None = None) -> Engine:
         threads=threads,
         instruction_set=built.instruction_set,
     )
-    return assemble(config, built.backend, capacity, report, clock=clock or MonotonicClock())
+    return assemble(config, built.backend, capacity, report, clock=clock or MonotonicClock(), step_s=step_s, around=around)
 
 
-def assemble(config: EngineConfig, backend: Backend, capacity: Capacity, report: StartReport, *, clock: Clock) -> Engine:
+def assemble(
+    config: EngineConfig,
+    backend: Backend,
+    capacity: Capacity,
+    report: StartReport,
+    *,
+    clock: Clock,
+    step_s: float | None = STEP_TARGET_S,
+    around: Callable[[Computes], Computes] | None = None,
+) -> Engine:
     """The parts above a backend, the same for every backend."""
 
     def wipe(pages: Sequence[int]) -> None:
@@ -86,9 +104,11 @@ def assemble(config: EngineConfig, backend: Backend, capacity: Capacity, report:
         max_running=config.max_running,
         max_queued=config.max_queued,
         page_tokens=backend.geometry.page_tokens,
-        step_s=STEP_TARGET_S,
+        step_s=step_s,
     )
-    return Engine(report=report, kv=kv, scheduler=scheduler, runner=Runner(backend), backend=backend, clock=clock)
+    runner: Computes = Runner(backend)
+    runner = runner if around is None else around(runner)
+    return Engine(report=report, kv=kv, scheduler=scheduler, runner=runner, backend=backend, clock=clock)
 
 
 def pages_for_pool(config: EngineConfig, geometry: KVGeometry, spec: ModelSpec, *, available_bytes: int) -> int:

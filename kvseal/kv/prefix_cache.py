@@ -14,6 +14,7 @@ from itertools import pairwise
 from kvseal.core.errors import LawBroken
 from kvseal.core.ids import Scope
 from kvseal.core.laws import Law
+from kvseal.kv.feed import CacheFeed
 from kvseal.kv.handles import Pin
 from kvseal.kv.pool import PagePool
 from kvseal.kv.prefix_key import PackedTokens
@@ -25,6 +26,8 @@ class PrefixCache:
         self._pool = pool
         self.tree = RadixTree(pool.geometry.page_tokens, pool.pages)
         self.evicted_pages = 0
+        self.feed: CacheFeed | None = None
+        """Told of every change, on a node that a router feeds on."""
         self._page_tokens = pool.geometry.page_tokens
         self._uses = 0  # instead of a clock
         self._order: list[tuple[int, int, Node]] = []
@@ -50,7 +53,10 @@ class PrefixCache:
         first = self._pool.ledger.ordinal_at[parent_page] + 1 if parent_page is not None else 0
         self._pool.require_sealed(stamps, pin.scope_words, first)
         known = self.tree.insert(pin.scope, parent_page, run, stamps)
-        self._pool.enter_cache(stamps[len(known) :] if known else stamps)
+        fresh = stamps[len(known) :] if known else stamps
+        self._pool.enter_cache(fresh)
+        if self.feed is not None:
+            self.feed.published(pin.scope, parent_page, run, known + fresh)
         return known
 
     def unpinned(self, stamps: array[int]) -> None:
@@ -82,7 +88,7 @@ class PrefixCache:
                     waiting.append(node)
                 continue
             parent = node.parent
-            pool.leave_cache(self.tree.cut_tail(node, tail))
+            self._let_go(self.tree.cut_tail(node, tail))
             self.evicted_pages += tail
             self._queue(node if node.stamps else parent)
         for node in waiting:
@@ -96,7 +102,7 @@ class PrefixCache:
             return 0
         parent = home.parent
         gone = self.tree.cut(page)
-        self._pool.leave_cache(gone)
+        self._let_go(gone)
         self._queue(home if home.stamps else parent)
         self._compact()
         return len(gone) // 2
@@ -104,7 +110,7 @@ class PrefixCache:
     def purge(self, scope: Scope) -> int:
         """Takes everything of a scope out of reach; returns the number of pages."""
         gone = self.tree.cut_scope(scope)
-        self._pool.leave_cache(gone)
+        self._let_go(gone)
         self._compact()
         return len(gone) // 2
 
@@ -131,6 +137,11 @@ class PrefixCache:
             raise LawBroken(Law.L2, "the ledger calls pages cached that are not in the prefix tree")
 
     # --- inside ---------------------------------------------------------------------------------------------
+
+    def _let_go(self, stamps: array[int]) -> None:
+        if self.feed is not None:
+            self.feed.left(stamps)
+        self._pool.leave_cache(stamps)
 
     def _queue(self, node: Node | None) -> None:
         """Enters a leaf that is not entered yet; what has become stale is found out when it comes up."""

@@ -65,13 +65,16 @@ class PrefixKeys:
 
     def keys(self, scope: Scope, tokens: Sequence[int] | PackedTokens) -> list[bytes]:
         """One 32-byte key per *full* page of `tokens`; a tail shorter than a page has none."""
-        data = pack_tokens(tokens).data
+        return self.after(None, scope, pack_tokens(tokens).data)
+
+    def after(self, key: bytes | None, scope: Scope, run: bytes) -> list[bytes]:
+        """Keys of the full pages of packed tokens that follow the page with `key` (None: that begin a prefix)."""
         page_bytes = self._page_tokens * TOKEN_BYTES
         found: list[bytes] = []
-        key = self._root
-        for start in range(0, len(data) - page_bytes + 1, page_bytes):
+        key = self._root if key is None else key
+        for start in range(0, len(run) - page_bytes + 1, page_bytes):
             link = hashlib.blake2b(key=self._secret, digest_size=KEY_BYTES, person=b"kvseal-page")
-            for field in (key, scope, data[start : start + page_bytes]):
+            for field in (key, scope, run[start : start + page_bytes]):
                 _feed(link, field)
             key = link.digest()
             found.append(key)

@@ -24,12 +24,39 @@ def seal_bytes(nonce: int, scope_low: int, scope_high: int, format: int, ordinal
 def instruction_set(isa: str = "auto") -> str:
     """The set that `isa` stands for here: "avx2" or "portable". Raises ValueError when this machine lacks it."""
 
-class Arena:
-    """[pages, page_bytes] of lazily zero memory. Raises MemoryError."""
+def check_pages(
+    *, layout: Layout, memory: _U8, pages: _I32, nonces: _U64, ordinals: _I32, scope: _U64, folds: _U8, recompute: bool
+) -> tuple[int, int, int] | None:
+    """Compares pages [n] of memory [pages, page_bytes] with what was announced; (index, layer, check) of the first difference."""
 
-    def __init__(self, pages: int, page_bytes: int) -> None: ...
+def copy_pages(
+    *,
+    layout: Layout,
+    memory: _U8,
+    pages: _I32,
+    source: _U8,
+    source_pages: _I32,
+    nonces: _U64,
+    ordinals: _I32,
+    scope: _U64,
+    folds: _U8,
+) -> tuple[int, int, int] | None:
+    """Copies pages [n] from another arena and checks what stands in memory afterwards, digests recomputed; stops at the first break."""
+
+def restamp_pages(
+    *, layout: Layout, memory: _U8, pages: _I32, nonces: _U64, ordinals: _I32, scope: _U64, folds: _U8, fresh_nonces: _U64
+) -> tuple[int, int, int] | None:
+    """Checks each page's seals once more, then gives it its fresh nonce; stops at the first break."""
+
+class Arena:
+    """[pages, page_bytes] of lazily zero memory; shared: as a file (memfd) that another process may map. Raises MemoryError."""
+
+    def __init__(self, pages: int, page_bytes: int, shared: bool = False) -> None: ...
     @property
     def memory(self) -> _U8: ...
+    @property
+    def file(self) -> int:
+        """Descriptor of a shared arena's memory, valid while the arena is open; else -1."""
     @property
     def pages(self) -> int: ...
     @property

@@ -41,10 +41,12 @@ inline const Kernels& kernels_of(const std::string& isa) {
 // --- memory ---------------------------------------------------------------------------------------------------------------------------
 
 struct Arena {
-    Arena(int64_t pages, int64_t page_bytes) : pages(pages), page_bytes(page_bytes) {
+    Arena(int64_t pages, int64_t page_bytes, bool shared) : pages(pages), page_bytes(page_bytes) {
         require(pages > 0 && page_bytes > 0 && page_bytes % 64 == 0, "an arena needs pages of whole cache lines");
-        mapping = std::make_shared<Mapping>(pages * page_bytes);
+        mapping = std::make_shared<Mapping>(pages * page_bytes, shared);
     }
+    // -1 unless shared.
+    int file() const { return mapping == nullptr ? -1 : mapping->file(); }
     uint8_t* data() const {
         require(mapping != nullptr, "the arena is closed");
         return mapping->data();
@@ -155,6 +157,8 @@ using MaybeVector = std::optional<In<float, 1>>;
 
 // Adds the single kernels, which the conformance suite calls one by one, to the module (module_kernels.cpp).
 void add_kernels(nb::module_& m);
+// The proof of pages that came from another node (module_handoff.cpp).
+void add_handoff(nb::module_& m);
 
 }  // namespace binding
 }  // namespace kvseal

@@ -156,8 +156,9 @@ NB_MODULE(_native, m) {
     m.def("instruction_set", [](const std::string& isa) { return std::string(kernels_of(isa).name); }, nb::arg("isa") = "auto");
 
     nb::class_<Arena>(m, "Arena")
-        .def(nb::init<int64_t, int64_t>(), nb::arg("pages"), nb::arg("page_bytes"))
+        .def(nb::init<int64_t, int64_t, bool>(), nb::arg("pages"), nb::arg("page_bytes"), nb::arg("shared") = false)
         .def_prop_ro("memory", &Arena::memory)
+        .def_prop_ro("file", &Arena::file)
         .def_ro("pages", &Arena::pages)
         .def_ro("page_bytes", &Arena::page_bytes)
         .def("close", [](Arena& self) { self.mapping.reset(); });
@@ -231,4 +232,5 @@ NB_MODULE(_native, m) {
         .def_prop_ro("threads", [](const NativeDecoder& d) { return d.get().threads(); });
 
     add_kernels(m);
+    add_handoff(m);
 }

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from kvseal.handoff.messages import AnyMessage, Intent, Reason
-from kvseal.handoff.transport import Move
+from kvseal.handoff.proof import Move
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

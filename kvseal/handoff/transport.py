@@ -1,8 +1,8 @@
 """The transport interface: pages from a peer's arena into ours, placed by the receiver.
 
 Owns the protocol that every transport implements and the words that go through it. A transport moves whole pages as bytes, seals included;
-it never reads a seal's meaning, never touches the pool, and never decides whether a transfer was good: the check that it is given does,
-and the session does. Laws L3 (the check compares stamps after the bytes have come), L8 (`fence`), L9 (nothing landed is the initial state).
+it never reads a seal's meaning, never touches the pool, and never decides whether a transfer was good: the landing that it is given
+checks the pages, and the session decides. Laws L3 (the check compares stamps after the bytes have come), L8 (`fence`), L9 (nothing landed is the initial state).
 
 All transports *pull*: the receiver asks for pages by the stamps that the sender has announced, so the receiver always knows what is in
 flight into its own memory. Rules, each held by the conformance suite:
@@ -20,9 +20,11 @@ flight into its own memory. Rules, each held by the conformance suite:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
+
+from kvseal.handoff.proof import Landing, Move, PageFault
 
 FENCE_S = 0.05
 """A local fence takes no longer."""
@@ -34,32 +36,6 @@ class Source(NamedTuple):
     incarnation: str
     endpoint: bytes
     """`Transport.endpoint` of the sender's end; its form is the transport's own."""
-
-
-class Move(NamedTuple):
-    """One page to be fetched."""
-
-    ordinal: int
-    source_page: int
-    source_nonce: int
-    """What the page's seals bear in the sender's arena."""
-    page: int
-    """Destination, in the receiver's arena. The transport may write it until the fence."""
-    fold: bytes
-    """The digest that was announced, 16 bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class PageFault:
-    """A page in our memory is not what was announced: names the first difference. For the log, no content."""
-
-    ordinal: int
-    layer: int
-    check: str
-
-
-Check = Callable[[Sequence[Move]], PageFault | None]
-"""Called on the transport's thread when the bytes of these moves stand in our memory. None: every one is what was announced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +75,16 @@ class Transport(Protocol):
         ...
 
     def send(self, transfer: str, receiver: str, stamps: Sequence[int]) -> None:
-        """These pages (page, nonce, ...) may be fetched by `receiver` (an incarnation) until `withdraw`. Adds to what is offered already."""
+        """These pages (page, nonce, ...) may be fetched by `receiver` (an incarnation) until `withdraw`. Adds to what is offered now."""
         ...
 
     def withdraw(self, transfer: str) -> bool:
         """Nothing of it is offered any more. True: nothing reads these pages for it any more either. Idempotent; unknown ids are quiet."""
         ...
 
-    def receive(self, transfer: str, source: Source, moves: Sequence[Move], check: Check) -> None:
-        """Fetches these pages, in order, after those of earlier calls for the same transfer. Returns at once; failures come from `poll`."""
+    def receive(self, transfer: str, source: Source, moves: Sequence[Move], landing: Landing) -> None:
+        """Fetches these pages, in order, after those of earlier calls for the same transfer, and checks them in `landing`. Returns at once;
+        failures come from `poll`."""
         ...
 
     def poll(self) -> list[Report]:

@@ -54,9 +54,14 @@ def packing(weight_format: str, stored_type: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NativeArena:
-    """Pages in one anonymous mapping: zero where never written, resident only where written."""
+    """Pages in one mapping: zero where never written, resident only where written."""
 
     native: _native.Arena
+
+    @property
+    def file(self) -> int:
+        """Descriptor of a shared arena; -1 of a private one."""
+        return self.native.file
 
     @property
     def memory(self) -> npt.NDArray[np.uint8]:
@@ -82,10 +87,11 @@ def native_layout(geometry: KVGeometry) -> _native.Layout:
     )
 
 
-def new_arena(geometry: KVGeometry, pages: int) -> NativeArena:
-    """Raises PoolTooSmall when the machine cannot give that much address space."""
+def new_arena(geometry: KVGeometry, pages: int, *, shared: bool = False) -> NativeArena:
+    """`shared`: a process on this host that is handed the arena's file may map it (hand-off). Raises PoolTooSmall when the machine cannot
+    give that much address space."""
     try:
-        return NativeArena(_native.Arena(pages, geometry.page_bytes))
+        return NativeArena(_native.Arena(pages, geometry.page_bytes, shared))
     except MemoryError as error:
         raise PoolTooSmall(
             f"the KV pool needs {pages * geometry.page_bytes} bytes ({pages} pages of {geometry.page_bytes}) and the machine cannot give "
@@ -105,6 +111,7 @@ class CPUBackend:
         weight_format: str = "auto",
         threads: int = 0,
         instruction_set: str = "auto",
+        shared_arena: bool = False,
     ) -> None:
         """Packs the weights and reserves `pages` pages.
 
@@ -112,6 +119,7 @@ class CPUBackend:
             weight_format: one of `core.config.WEIGHT_FORMATS`.
             threads: 0 takes one per core that this process may use.
             instruction_set: "auto", or one to insist on ("portable", "avx2").
+            shared_arena: this worker hands pages off to processes on this host.
 
         Raises:
             ModelUnsupported: a head size that the kernels do not take.
@@ -122,7 +130,7 @@ class CPUBackend:
             raise ModelUnsupported(f"head_dim is {spec.head_dim}; the kernels take multiples of 8 up to {MAX_HEAD_DIM}")
         self.spec: ModelSpec = spec
         self.geometry = geometry
-        self.arena = new_arena(geometry, pages)
+        self.arena = new_arena(geometry, pages, shared=shared_arena)
         packer = _Packer(weights, weight_format)
         layers = [packer.layer(layer) for layer in weights.layers]
         embedding = weights.embedding

@@ -1,0 +1,179 @@
+"""The proof that pages in our memory are what the sender announced.
+
+Owns `Landing`: the destination of one transfer, as buffers for a transport and as checks over our own memory. It is the only code of the
+hand-off that touches payload bytes, through `native/handoff.h`. A page that has landed still bears its sender's nonce, so no kernel here
+reads it; `restamp` gives it the granted one, and is called only after the whole was proven. Laws L3 (nonce), L4 (scope), L5 (filled), L6
+(ordinal, layer), L7 (digest), L9, L10 (format).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kvseal import _native
+from kvseal.core.errors import LawBroken
+from kvseal.core.ids import Scope
+from kvseal.core.laws import Law
+from kvseal.kv.geometry import KVGeometry
+from kvseal.kv.ledger import scope_words
+
+Memory = npt.NDArray[np.uint8]
+"""[pages, page_bytes]"""
+
+
+class PageCheck(IntEnum):
+    """What differs, first difference first; numbers are shared with native/seal.h and native/handoff.h."""
+
+    MAGIC = 1
+    NONCE = 2
+    SCOPE = 3
+    FORMAT = 4
+    LAYER = 5
+    ORDINAL = 6
+    FILLED = 7
+    DIGEST = 11
+    """The bytes of a layer are not those that its seal was made for."""
+    FOLD = 12
+    """The page's digest is not the one that was announced."""
+
+    @property
+    def law(self) -> Law:
+        return _LAWS[self]
+
+
+_LAWS = {
+    PageCheck.MAGIC: Law.L3,
+    PageCheck.NONCE: Law.L3,
+    PageCheck.SCOPE: Law.L4,
+    PageCheck.FORMAT: Law.L10,
+    PageCheck.LAYER: Law.L6,
+    PageCheck.ORDINAL: Law.L6,
+    PageCheck.FILLED: Law.L5,
+    PageCheck.DIGEST: Law.L7,
+    PageCheck.FOLD: Law.L7,
+}
+
+
+class Move(NamedTuple):
+    """One page to be fetched."""
+
+    ordinal: int
+    source_page: int
+    source_nonce: int
+    """What the page's seals bear in the sender's arena."""
+    page: int
+    """Destination, in the receiver's arena. The transport may write it until the fence."""
+    fold: bytes
+    """The digest that was announced, 16 bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageFault:
+    """A page in our memory is not what was announced: the first difference. For the log, no content."""
+
+    ordinal: int
+    layer: int
+    check: PageCheck
+
+    def __str__(self) -> str:
+        return f"ordinal {self.ordinal}, layer {self.layer}: {self.check.name.lower()} differs (law {self.check.law})"
+
+
+def layout_of(geometry: KVGeometry) -> _native.Layout:
+    """The geometry's sizes as the native part takes them."""
+    return _native.Layout(
+        layers=geometry.layers,
+        kv_heads=geometry.kv_heads,
+        head_dim=geometry.head_dim,
+        page_tokens=geometry.page_tokens,
+        kv_dtype=geometry.kv_dtype.value,
+        run_bytes=geometry.run_bytes,
+        element_run_bytes=geometry.element_run_bytes,
+        section_bytes=geometry.section_bytes,
+        page_bytes=geometry.page_bytes,
+        format=geometry.format,
+    )
+
+
+class Landing:
+    """The receiving side of one transfer in our arena: `memory` [pages, page_bytes], writable. Calls release the GIL and are safe on a
+    transport's thread, as long as the transfer's pages are leased and ticketed."""
+
+    def __init__(self, memory: Memory, geometry: KVGeometry, scope: Scope) -> None:
+        self.memory = memory
+        self.page_bytes = geometry.page_bytes
+        self._layout = layout_of(geometry)
+        self._scope = np.array(scope_words(scope), dtype=np.uint64)
+
+    def buffers(self, moves: Sequence[Move]) -> list[memoryview]:
+        """The destinations, each `page_bytes` long and writable, for a transport that reads a stream straight into them."""
+        return [self.memory[move.page].data for move in moves]
+
+    def copy(self, source: Memory, moves: Sequence[Move]) -> PageFault | None:
+        """From the sender's arena as it is mapped here, then checked in our own. None: all are what was announced."""
+        claims = _Claims(moves)
+        found = _native.copy_pages(
+            layout=self._layout,
+            memory=self.memory,
+            source=source,
+            source_pages=np.array([move.source_page for move in moves], dtype=np.int32),
+            scope=self._scope,
+            pages=claims.pages,
+            nonces=claims.nonces,
+            ordinals=claims.ordinals,
+            folds=claims.folds,
+        )
+        return _fault(moves, found)
+
+    def check(self, moves: Sequence[Move], *, recompute: bool = True) -> PageFault | None:
+        """Compares every seal with what was announced; `recompute`: and the digests with the bytes."""
+        claims = _Claims(moves)
+        found = _native.check_pages(
+            layout=self._layout,
+            memory=self.memory,
+            scope=self._scope,
+            pages=claims.pages,
+            nonces=claims.nonces,
+            ordinals=claims.ordinals,
+            folds=claims.folds,
+            recompute=recompute,
+        )
+        return _fault(moves, found)
+
+    def restamp(self, moves: Sequence[Move], nonces: Sequence[int]) -> None:
+        """Gives proven pages the nonces that were granted. Raises `LawBroken` (L3) when one has changed since it was proven."""
+        claims = _Claims(moves)
+        found = _native.restamp_pages(
+            layout=self._layout,
+            memory=self.memory,
+            scope=self._scope,
+            pages=claims.pages,
+            nonces=claims.nonces,
+            ordinals=claims.ordinals,
+            folds=claims.folds,
+            fresh_nonces=np.array(nonces, dtype=np.uint64),
+        )
+        fault = _fault(moves, found)
+        if fault is not None:
+            raise LawBroken(Law.L3, f"a page changed after it was proven: {fault}")
+
+
+class _Claims:
+    def __init__(self, moves: Sequence[Move]) -> None:
+        self.pages = np.array([move.page for move in moves], dtype=np.int32)
+        self.nonces = np.array([move.source_nonce for move in moves], dtype=np.uint64)
+        self.ordinals = np.array([move.ordinal for move in moves], dtype=np.int32)
+        self.folds = np.frombuffer(b"".join(move.fold for move in moves), dtype=np.uint8).reshape(len(moves), 16)
+
+
+def _fault(moves: Sequence[Move], found: tuple[int, int, int] | None) -> PageFault | None:
+    if found is None:
+        return None
+    index, layer, check = found
+    return PageFault(moves[index].ordinal, layer, PageCheck(check))

@@ -1,0 +1,108 @@
+// The Python face of native/handoff.h.
+//
+// Owns argument checks; every page number is compared with its arena before a byte is read or written. The GIL is released.
+#include "handoff.h"
+
+#include "bindings.h"
+
+namespace kvseal {
+namespace binding {
+namespace {
+
+using Pages = In<int32_t, 1>;
+using Words = In<uint64_t, 1>;
+using Found = std::optional<std::tuple<int, int, int>>;  // index, layer, check
+
+struct Claims {
+    Claims(const Pages& pages, const Words& nonces, const Pages& ordinals, const Words& scope, const In<uint8_t, 2>& folds)
+        : pages(pages.data()), nonces(nonces.data()), ordinals(ordinals.data()), scope{scope.data()[0], scope.data()[1]}, folds(folds.data()),
+          count(pages.size()) {
+        require(nonces.size() == count && ordinals.size() == count && folds.shape(0) == count, "one nonce, ordinal and fold for each page");
+    }
+    PageClaim operator[](size_t i) const { return {nonces[i], {scope[0], scope[1]}, static_cast<uint32_t>(ordinals[i]), folds + 16 * i}; }
+
+    const int32_t* pages;
+    const uint64_t* nonces;
+    const int32_t* ordinals;
+    uint64_t scope[2];
+    const uint8_t* folds;
+    size_t count;
+};
+
+KVLayout bound(const KVLayout& layout, InOut<uint8_t, 2>& memory) {
+    require(static_cast<int64_t>(memory.shape(1)) == layout.page_bytes, "memory and geometry disagree on page_bytes");
+    KVLayout kv = layout;
+    kv.memory = memory.data();
+    kv.pages = static_cast<int64_t>(memory.shape(0));
+    return kv;
+}
+
+void require_pages(const Pages& pages, size_t of) {
+    for (size_t i = 0; i < pages.size(); ++i)
+        require(pages.data()[i] >= 0 && static_cast<size_t>(pages.data()[i]) < of, "a page is outside its arena");
+}
+
+void require_shapes(const Words& scope, const In<uint8_t, 2>& folds) {
+    require(scope.size() == 2 && folds.shape(1) == 16, "scope has two words, a fold 16 bytes");
+}
+
+Found check_pages(const KVLayout& layout, InOut<uint8_t, 2> memory, Pages pages, Words nonces, Pages ordinals, Words scope, In<uint8_t, 2> folds,
+                  bool recompute) {
+    const KVLayout kv = bound(layout, memory);
+    require_pages(pages, memory.shape(0));
+    require_shapes(scope, folds);
+    const Claims claims(pages, nonces, ordinals, scope, folds);
+    nb::gil_scoped_release unlocked;
+    for (size_t i = 0; i < claims.count; ++i) {
+        const PageBreak found = place_page(kv, claims.pages[i], nullptr, claims[i], recompute);
+        if (found.check != PAGE_CLEAN) return std::make_tuple(static_cast<int>(i), found.layer, found.check);
+    }
+    return {};
+}
+
+Found copy_pages(const KVLayout& layout, InOut<uint8_t, 2> memory, Pages pages, In<uint8_t, 2> source, Pages source_pages, Words nonces,
+                 Pages ordinals, Words scope, In<uint8_t, 2> folds) {
+    const KVLayout kv = bound(layout, memory);
+    require(source.shape(1) == memory.shape(1) && source_pages.size() == pages.size(), "source and destination disagree");
+    require_pages(pages, memory.shape(0));
+    require_pages(source_pages, source.shape(0));
+    require_shapes(scope, folds);
+    const Claims claims(pages, nonces, ordinals, scope, folds);
+    const uint8_t* from = source.data();
+    const int32_t* from_pages = source_pages.data();
+    nb::gil_scoped_release unlocked;
+    for (size_t i = 0; i < claims.count; ++i) {
+        const PageBreak found = place_page(kv, claims.pages[i], from + from_pages[i] * kv.page_bytes, claims[i], true);
+        if (found.check != PAGE_CLEAN) return std::make_tuple(static_cast<int>(i), found.layer, found.check);
+    }
+    return {};
+}
+
+Found restamp_pages(const KVLayout& layout, InOut<uint8_t, 2> memory, Pages pages, Words nonces, Pages ordinals, Words scope, In<uint8_t, 2> folds,
+                    Words fresh_nonces) {
+    const KVLayout kv = bound(layout, memory);
+    require_pages(pages, memory.shape(0));
+    require_shapes(scope, folds);
+    require(fresh_nonces.size() == pages.size(), "one fresh nonce for each page");
+    const Claims claims(pages, nonces, ordinals, scope, folds);
+    nb::gil_scoped_release unlocked;
+    for (size_t i = 0; i < claims.count; ++i) {
+        const PageBreak found = restamp_page(kv, claims.pages[i], claims[i], fresh_nonces.data()[i]);
+        if (found.check != PAGE_CLEAN) return std::make_tuple(static_cast<int>(i), found.layer, found.check);
+    }
+    return {};
+}
+
+}  // namespace
+
+void add_handoff(nb::module_& m) {
+    m.def("check_pages", &check_pages, nb::kw_only(), nb::arg("layout"), nb::arg("memory").noconvert(), nb::arg("pages"), nb::arg("nonces"),
+          nb::arg("ordinals"), nb::arg("scope"), nb::arg("folds"), nb::arg("recompute"));
+    m.def("copy_pages", &copy_pages, nb::kw_only(), nb::arg("layout"), nb::arg("memory").noconvert(), nb::arg("pages"), nb::arg("source").noconvert(),
+          nb::arg("source_pages"), nb::arg("nonces"), nb::arg("ordinals"), nb::arg("scope"), nb::arg("folds"));
+    m.def("restamp_pages", &restamp_pages, nb::kw_only(), nb::arg("layout"), nb::arg("memory").noconvert(), nb::arg("pages"), nb::arg("nonces"),
+          nb::arg("ordinals"), nb::arg("scope"), nb::arg("folds"), nb::arg("fresh_nonces"));
+}
+
+}  // namespace binding
+}  // namespace kvseal

@@ -1,41 +1,77 @@
-"""The two ends of a hand-off as pure state machines: events in, actions out.
+"""The words of a session: states, events, actions, outcomes, and what both ends have in common.
 
-Owns what may follow what. Never does I/O, has no clock (time is handed in, in seconds that never go back), touches no page: the actions say
-what the caller must do, and the caller answers with events. Laws: L9 (every session starts failed, and only a complete receipt changes
-that), L11 (an ended session is absorbing), L8 (a failed receiver ends in a fence, and its pages are free only if that was proven).
+Owns the numbering of messages, the identity check, deadlines and heartbeats. The machines themselves are `send_session` and
+`receive_session`. Never does I/O, has no clock (time is handed in, in seconds), touches no page: actions say what the caller must do, in
+order, and the caller answers with events. Laws: L9 (every session starts failed, and only a complete receipt changes that), L11 (an ended
+session is absorbing), L8 (a failed receiver ends in a fence, and its pages are free only if that was proven).
 
 Both machines are tables: (state, event) -> what happens. What is not in the table ends the session (`Reason.PROTOCOL`) while it is open
-and is ignored once it has ended. A message of another hand-off or another incarnation is not an event at all: it is counted and ignored.
+and is ignored once it has ended. A message of another hand-off or another incarnation is no event at all: it is counted and ignored.
 
 ::
 
     sender    NEW --start--> OFFERED --grant--> GRANTED --all sealed--> DECLARED --receipt equal--> DELIVERED
-                 \\______________\\_________________\\________________________\\-- anything else -----> FAILED
+              anything else: FAILED
 
     receiver  WAITING --intent--> ASKED --leased--> GRANTED --manifest equal--> DECLARED --all landed--> FENCING --quiet--> PROVING
-                                                                                                   proven, equal |
-              COMMITTED <-----------------------------------------------------------------------------------------+
-              anything else: WAITING, ASKED -> FAILED;   the others -> ABORTING (fence) --fenced--> FAILED (quiet or quarantined)
+              PROVING --all equal--> COMMITTED
+              anything else: WAITING, ASKED, PROVING -> FAILED; the others -> ABORTING --fenced, or not in time--> FAILED
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Any, TypeVar
 
-from kvseal.handoff.messages import AnyMessage, Intent, Reason
+from kvseal.handoff.messages import (
+    Abort,
+    Alive,
+    AnyMessage,
+    Grant,
+    Intent,
+    Manifest,
+    Message,
+    PagesReady,
+    Reason,
+    Receipt,
+    Role,
+    Taken,
+)
 from kvseal.handoff.proof import Move
+
+HEARTBEATS = 4
+"""`Alive` is said so many times within the silence that the peer would bear."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long a session waits. All by its own monotonic clock."""
+    """How long a session waits, by its own monotonic clock."""
 
     silence_s: float = 5.0
-    """Without a word or a page from the peer. `Alive` is said four times as often."""
+    """Without a word or a page from the peer."""
     fence_s: float = 1.0
     """For the transport to prove quiet, from the abort on; then the pages are quarantined."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What the two ends of a hand-off must agree on. Each end makes its own, from its own model and the request that it holds."""
+
+    handoff: str
+    sender: str
+    receiver: str
+    scope: bytes
+    format: int
+    page_tokens: int
+    page_bytes: int
+    prompt_tokens: int
+    pages: int | None
+    """None, at a receiver: as many full pages of these tokens as the Intent says."""
+    tokens_digest: bytes
+    deadline_s: float
+    transport: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +112,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """Sender: `Transport.withdraw`; answer with `withdrawn` (again and again until it is quiet)."""
+    """Sender: `Transport.withdraw`; answer with `withdrawn`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,118 +141,169 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Prove:
-    """Receiver: compare every seal in our memory once more and recompute; answer with `proven` or `broken`."""
+    """Receiver: compare every page once more, in our own memory; answer with `proven` or `broken`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Receiver: close the ticket, write the granted nonces into the seals, make the tokens valid."""
-
-    tokens: int
+    """Receiver: write the granted nonces, close the ticket, make the tokens valid."""
 
 
 @dataclass(frozen=True, slots=True)
-class Abandon:
-    """Receiver: give everything back. Not `quiet`: the leased pages go to quarantine, not to free."""
+class Drop:
+    """Receiver: give lease and pins back; pages with an open ticket drain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Receiver: close the ticket. Not `quiet`: the draining pages go to quarantine, not to free (L8)."""
 
     quiet: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The session's last word, exactly once."""
+    """The outcome is decided. Exactly once."""
 
     outcome: Outcome
 
 
-Action = Say | Offer | Withdraw | Unpin | Lease | Fetch | Fence | Prove | Commit | Abandon | Ended
-Actions = Sequence[Action]
+Action = Say | Offer | Withdraw | Unpin | Lease | Fetch | Fence | Prove | Commit | Drop | Settle | Ended
+Actions = list[Action]
 
 
-class SendState(Enum):
-    NEW = auto()
-    OFFERED = auto()
-    GRANTED = auto()
-    DECLARED = auto()
-    DELIVERED = auto()
-    FAILED = auto()
+class Event(Enum):
+    """What can happen to a session: the peer's messages first, then what its own side says."""
+
+    INTENT = auto()
+    GRANT = auto()
+    PAGES = auto()
+    TAKEN = auto()
+    MANIFEST = auto()
+    RECEIPT = auto()
+    ALIVE = auto()
+    ABORT = auto()
+    START = auto()
+    SEALED = auto()
+    WITHDRAWN = auto()
+    LEASED = auto()
+    REFUSED = auto()
+    LANDED = auto()
+    BROKEN = auto()
+    FENCED = auto()
+    PROVEN = auto()
+    CANCEL = auto()
 
 
-class ReceiveState(Enum):
-    WAITING = auto()
-    ASKED = auto()
-    GRANTED = auto()
-    DECLARED = auto()
-    FENCING = auto()
-    PROVING = auto()
-    COMMITTED = auto()
-    ABORTING = auto()
-    FAILED = auto()
+_EVENTS: Mapping[type[Message], Event] = {
+    Intent: Event.INTENT,
+    Grant: Event.GRANT,
+    PagesReady: Event.PAGES,
+    Taken: Event.TAKEN,
+    Manifest: Event.MANIFEST,
+    Receipt: Event.RECEIPT,
+    Alive: Event.ALIVE,
+    Abort: Event.ABORT,
+}
+
+M = TypeVar("M", bound=Message)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """What both ends of one hand-off must agree on. The receiver's own: from its own model and the request that it holds."""
+class Session:
+    """One end of one hand-off. `now_s` never goes back; one that does is taken as standing still."""
 
-    handoff: str
-    sender: str
-    receiver: str
-    scope: bytes
-    format: int
-    page_tokens: int
-    page_bytes: int
-    prompt_tokens: int
-    pages: int
-    tokens_digest: bytes
-    deadline_s: float
+    def __init__(self, terms: Terms, role: Role, *, key: bytes, patience: Patience, now_s: float) -> None:
+        self.terms = terms
+        self.outcome: Outcome = Failure(Reason.UNFINISHED)
+        """Failed until the receipt has been found equal (L9)."""
+        self.settled = False
+        """Nothing is held and nothing more will happen."""
+        self.ignored = 0
+        """Messages of other hand-offs or incarnations, or after the end."""
+        self._role = role
+        self._key = key
+        self._patience = patience
+        self.pages = terms.pages or 0
+        """How many are handed over; 0: not known yet."""
+        self._now_s = now_s
+        self._deadline_s = now_s + terms.deadline_s
+        self._heard_s: float | None = None
+        self._spoke_s: float | None = None
+        self._spoken = 0
+        self._heard = 0
 
-
-class SendSession:
-    """One hand-off at its sender. Every method returns the actions to be done, in order."""
-
-    def __init__(self, terms: Terms, *, key: bytes, transport: str, endpoint: bytes, patience: Patience, now_s: float) -> None:
+    @property
+    def open(self) -> bool:
+        """The outcome is not decided yet."""
         raise NotImplementedError
 
-    state: SendState
-    outcome: Outcome
-    """`Failure(Reason.UNFINISHED)` until the receipt has been found equal (L9)."""
-    settled: bool
-    """Ended, and the pins were given back: nothing more will happen."""
-    ignored: int
-    """Messages of other hand-offs, other incarnations, or after the end."""
+    def receive(self, message: AnyMessage, now_s: float) -> Actions:
+        """A message from the peer. Never raises: what should not have come ends the session."""
+        terms = self.terms
+        named = (message.handoff, message.sender, message.receiver) == (terms.handoff, terms.sender, terms.receiver)
+        if not named or message.role is self._role or not self.open:
+            self.ignored += 1
+            return []
+        self._pass_time(now_s)
+        if message.number != self._heard:
+            return self._fail(Reason.PROTOCOL, f"message {message.number} came where {self._heard} was due")
+        self._heard += 1
+        self._heard_s = self._now_s
+        return self._happened(_EVENTS[type(message)], message)
 
-    def start(self, now_s: float) -> Actions: ...  # type: ignore[empty-body]
-    def sealed(self, stamps: Sequence[int], folds: Sequence[bytes], now_s: float) -> Actions:  # type: ignore[empty-body]
-        """The next pages of the sequence are sealed here (page, nonce, ...; pool digests), in order of ordinal from 0. May come before the
-        grant. The last of them makes the Manifest."""
+    def tick(self, now_s: float) -> Actions:
+        """Time has passed: deadlines, silence, heartbeats."""
+        self._pass_time(now_s)
+        if not self.open:
+            return self._still_settling()
+        if self._now_s >= self._deadline_s:
+            return self._fail(Reason.DEADLINE, f"not complete within {self.terms.deadline_s:g} s")
+        if self._heard_s is not None and self._now_s - self._heard_s >= self._patience.silence_s:
+            return self._fail(Reason.SILENCE, f"nothing heard for {self._patience.silence_s:g} s")
+        if self._spoke_s is not None and self._now_s - self._spoke_s >= self._patience.silence_s / HEARTBEATS:
+            return [self._say(Alive)]
+        return []
 
-    def receive(self, message: AnyMessage, now_s: float) -> Actions: ...  # type: ignore[empty-body]
-    def tick(self, now_s: float) -> Actions: ...  # type: ignore[empty-body]
-    def cancel(self, reason: Reason, detail: str = "") -> Actions: ...  # type: ignore[empty-body]
-    def withdrawn(self, quiet: bool) -> Actions: ...  # type: ignore[empty-body]
+    def cancel(self, reason: Reason, detail: str = "") -> Actions:
+        """This end gives up. No effect once the outcome is decided."""
+        return self._fail(reason, detail) if self.open else []
 
+    # --- for the machines ------------------------------------------------------------------------------------
 
-class ReceiveSession:
-    """One hand-off at its receiver."""
-
-    def __init__(self, terms: Terms, *, key: bytes, transport: str, patience: Patience, now_s: float) -> None:
+    def _happened(self, event: Event, what: Any = None) -> Actions:
         raise NotImplementedError
 
-    state: ReceiveState
-    outcome: Outcome
-    settled: bool
-    ignored: int
+    def _still_settling(self) -> Actions:
+        raise NotImplementedError
 
-    def receive(self, message: AnyMessage, now_s: float) -> Actions: ...  # type: ignore[empty-body]
-    def leased(self, present_folds: Sequence[bytes], stamps: Sequence[int], now_s: float) -> Actions:  # type: ignore[empty-body]
-        """The pool's answer to `Lease`: digests of the pages that are here already, stamps of those to be filled."""
+    def _give_up(self) -> Actions:
+        """What the machine does when the session has failed; sets its state."""
+        raise NotImplementedError
 
-    def refused(self, reason: Reason, detail: str = "") -> Actions: ...  # type: ignore[empty-body]
-    def landed(self, first_ordinal: int, pages: int, now_s: float) -> Actions: ...  # type: ignore[empty-body]
-    def broken(self, reason: Reason, detail: str = "") -> Actions: ...  # type: ignore[empty-body]
-    def fenced(self, quiet: bool) -> Actions: ...  # type: ignore[empty-body]
-    def proven(self, folds: Sequence[bytes]) -> Actions:  # type: ignore[empty-body]
-        """Digests of every page of the hand-off, from our own memory and ledger."""
+    def _fail(self, reason: Reason, detail: str = "", *, by_peer: bool = False) -> Actions:
+        self.outcome = Failure(reason, detail, by_peer)
+        actions: Actions = []
+        if not by_peer and self._spoken + self._heard > 0:
+            actions.append(self._say(Abort, reason, detail[:300]))
+        return [*actions, *self._give_up(), Ended(self.outcome)]
 
-    def tick(self, now_s: float) -> Actions: ...  # type: ignore[empty-body]
-    def cancel(self, reason: Reason, detail: str = "") -> Actions: ...  # type: ignore[empty-body]
+    def _aborted(self, message: Abort) -> Actions:
+        return self._fail(message.reason, message.detail, by_peer=True)
+
+    def _nothing(self, _what: Any) -> Actions:
+        return []
+
+    def _say(self, kind: Callable[..., AnyMessage], *fields: Any) -> Say:
+        terms = self.terms
+        message = kind(terms.handoff, terms.sender, terms.receiver, self._role, self._spoken, *fields)
+        self._spoken += 1
+        self._spoke_s = self._now_s
+        return Say(message)
+
+    def _pass_time(self, now_s: float) -> None:
+        self._now_s = max(self._now_s, now_s)
+
+
+def pages_of(stamps: Sequence[int]) -> Sequence[int]:
+    """The page numbers of page, nonce, page, nonce, ..."""
+    return stamps[::2]

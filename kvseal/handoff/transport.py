@@ -2,7 +2,8 @@
 
 Owns the protocol that every transport implements and the words that go through it. A transport moves whole pages as bytes, seals included;
 it never reads a seal's meaning, never touches the pool, and never decides whether a transfer was good: the landing that it is given
-checks the pages, and the session decides. Laws L3 (the check compares stamps after the bytes have come), L8 (`fence`), L9 (nothing landed is the initial state).
+checks the pages, and the session decides. Laws L3 (stamps are compared after the bytes have come), L8 (`fence`), L9 (nothing has landed is
+the initial state).
 
 All transports *pull*: the receiver asks for pages by the stamps that the sender has announced, so the receiver always knows what is in
 flight into its own memory. Rules, each held by the conformance suite:

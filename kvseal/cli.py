@@ -145,7 +145,8 @@ def _add_run(commands: Commands[argparse.ArgumentParser]) -> None:
 
 def _add_bench(commands: Commands[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("bench", help="benchmarks of this machine", description="Runs one benchmark and prints its figures.")
-    names = sorted(path.stem for path in (Path(__file__).parent / "bench").glob("[a-z]*.py"))
+    house = Path(__file__).parent / "bench"  # A benchmark is a module or, when it is a larger one, a package with a __main__.
+    names = sorted([*(path.stem for path in house.glob("[a-z]*.py")), *(path.parent.name for path in house.glob("*/__main__.py"))])
     parser.add_argument("name", choices=names)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on; try --help")
     parser.set_defaults(command=_bench)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvseal.core.errors import ConfigError
@@ -18,6 +18,30 @@ KV_DTYPES = ("fp16", "fp32", "int8", "int4")
 BACKENDS = ("cpu", "reference")
 PAGE_TOKENS = (8, 16, 32, 64)
 MAX_THREADS = 1024
+ROLES = ("prefill", "decode")
+ON_HANDOFF_FAILURE = ("recompute", "fail")
+MIN_SECRET_BYTES = 16
+MAX_NODES = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """What makes an engine one node of several."""
+
+    role: str
+    name: str
+    secret: bytes = field(repr=False)
+    """Shared by all nodes and the router: prefix keys, token digests and links rest on it."""
+    on_failure: str = "recompute"
+    """A failed hand-off: compute the prompt on the decode node, or fail the request."""
+    listen: str | None = None
+    """HOST where pages are fetched over TCP; None: shared memory, for nodes of one machine."""
+
+    def __post_init__(self) -> None:
+        _one_of("--role", self.role, ROLES)
+        _one_of("--on-handoff-failure", self.on_failure, ON_HANDOFF_FAILURE)
+        if len(self.secret) < MIN_SECRET_BYTES:
+            raise ConfigError(f"the shared secret has {len(self.secret)} bytes; it needs at least {MIN_SECRET_BYTES}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +65,8 @@ class EngineConfig:
     max_running: int = 64
     max_queued: int = 1024
     wipe_pages: bool = False
+    node: NodeConfig | None = None
+    """None: an engine by itself."""
 
     def __post_init__(self) -> None:
         _one_of("--backend", self.backend, BACKENDS)

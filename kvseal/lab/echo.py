@@ -35,6 +35,7 @@ class EchoEngine:
 
     def __init__(self, config: EngineConfig, *, pace_s: float = 0.0, clock: Clock | None = None) -> None:
         self.report = _report(config)
+        self.card = None
         self.steps = 0
         self._clock = clock or MonotonicClock()
         self._pace_s = pace_s

@@ -23,6 +23,7 @@ import sys
 from collections import deque
 from dataclasses import replace
 from enum import StrEnum
+from typing import Protocol
 
 from kvseal.core.clock import Clock, MonotonicClock
 from kvseal.core.config import EngineConfig
@@ -57,16 +58,25 @@ class EngineState(StrEnum):
     CLOSED = "closed"
 
 
+class Cancels(Protocol):
+    def cancel(self, request_id: RequestId) -> None: ...
+
+
 class RequestStream:
     """The events of one request, in order, for one reader: ``async for event in stream``. The last one is an `EndedEvent`."""
 
-    def __init__(self, client: EngineClient, request_id: RequestId) -> None:
+    def __init__(self, client: Cancels, request_id: RequestId) -> None:
         self.request_id = request_id
         self._client = client
         self._events: deque[Event] = deque()
         self._arrived = asyncio.Event()
         self._ended = False
         self._delivered_end = False
+
+    @property
+    def ended(self) -> bool:
+        """Its end has been put into it; the reader may not have come to it yet."""
+        return self._ended
 
     def __aiter__(self) -> RequestStream:
         return self
@@ -131,13 +141,16 @@ class EngineClient:
     ) -> EngineClient:
         """Starts the engine and waits until it can serve. Raises the engine's own `SetupError`, or `EngineDied`."""
         client = cls(config, module=module, stall_after_s=stall_after_s, clock=clock or MonotonicClock())
-        try:
-            link = await client._spawn()
-        except BaseException:
-            await client._reap()
-            raise
-        client._keeper = asyncio.create_task(client._keep(link))
+        await client._begin()
         return client
+
+    async def _begin(self) -> None:
+        try:
+            link = await self._spawn()
+        except BaseException:
+            await self._reap()
+            raise
+        self._keeper = asyncio.create_task(self._keep(link))
 
     # --- what is known of the engine ---
 

@@ -18,6 +18,7 @@ from kvseal.core.outcome import Refused
 from kvseal.core.request import Request
 from kvseal.exec.backend import Backend, UInt64
 from kvseal.kv.manager import KVManager
+from kvseal.node.peer_messages import NodeCard
 from kvseal.node.report import EngineStats, StartReport
 from kvseal.sched.scheduler import Scheduler
 
@@ -33,6 +34,8 @@ class Engine:
         self, *, report: StartReport, kv: KVManager, scheduler: Scheduler, runner: Computes, backend: Backend, clock: Clock
     ) -> None:
         self.report = report
+        self.card: NodeCard | None = None
+        """Who it is among several nodes; None by itself."""
         self.kv = kv
         self._scheduler = scheduler
         self._runner = runner

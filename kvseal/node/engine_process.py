@@ -30,6 +30,7 @@ from kvseal.core.ids import RequestId
 from kvseal.core.outcome import Failed, Refused
 from kvseal.core.request import Request
 from kvseal.node import messages as m
+from kvseal.node.peer_messages import NodeCard
 from kvseal.node.report import EngineStats, StartReport
 
 MAX_OUTBOX_BYTES = 16 * 2**20
@@ -48,6 +49,9 @@ class EngineDoor(Protocol):
 
     @property
     def report(self) -> StartReport: ...
+
+    @property
+    def card(self) -> NodeCard | None: ...
 
     @property
     def has_work(self) -> bool: ...
@@ -136,9 +140,10 @@ class EngineLoop:
     def _handle(self, message: m.ToEngine) -> None:
         match message:
             case m.Submit(request):
-                refused = Refused(Draining("the server is shutting down")) if self._draining else self._engine.submit(request)
-                if refused is not None:
-                    self._send(m.Events(self._engine.steps, (m.pack_event(EndedEvent(request.request_id, refused)),)))
+                if self._draining:
+                    self._refuse_draining(request.request_id)
+                elif (refused := self._engine.submit(request)) is not None:
+                    self._refuse(request.request_id, refused)
             case m.Cancel(request_id):
                 self._engine.cancel(request_id)
             case m.Ping():
@@ -149,6 +154,14 @@ class EngineLoop:
                 self.drain()
             case m.Hello():
                 raise m.ProtocolBroken("a second hello")
+            case _:
+                raise m.ProtocolBroken(f"{type(message).__name__} is for a node of several, and this engine stands by itself")
+
+    def _refuse_draining(self, request_id: RequestId) -> None:
+        self._refuse(request_id, Refused(Draining("the server is shutting down")))
+
+    def _refuse(self, request_id: RequestId, refused: Refused) -> None:
+        self._send(m.Events(self._engine.steps, (m.pack_event(EndedEvent(request_id, refused)),)))
 
     def _send(self, message: m.FromEngine) -> None:
         self._outbox += m.frame(message)
@@ -165,7 +178,7 @@ class EngineLoop:
             raise Gone from None
 
 
-def serve(sock: socket.socket, build: Callable[[EngineConfig], EngineDoor]) -> int:
+def serve(sock: socket.socket, build: Callable[[EngineConfig], EngineDoor], loop_class: type[EngineLoop] = EngineLoop) -> int:
     """Says hello, builds the engine, runs it. Returns the process's exit status."""
     wake_reader, wake_writer = socket.socketpair()
     wake_writer.setblocking(False)
@@ -185,8 +198,8 @@ def serve(sock: socket.socket, build: Callable[[EngineConfig], EngineDoor]) -> i
     except Gone:
         return 0
     try:
-        sock.sendall(m.frame(m.Ready(m.PROTOCOL_VERSION, engine.report)))
-        loop = EngineLoop(sock, engine, wake_reader)
+        sock.sendall(m.frame(m.Ready(m.PROTOCOL_VERSION, engine.report, engine.card)))
+        loop = loop_class(sock, engine, wake_reader)
         signal.signal(signal.SIGTERM, lambda _number, _frame: loop.drain())
         if terminated:
             loop.drain()
@@ -222,12 +235,12 @@ def _hello(sock: socket.socket) -> EngineConfig:
             return message.config
 
 
-def run(argv: list[str], build: Callable[[EngineConfig], EngineDoor]) -> int:
+def run(argv: list[str], build: Callable[[EngineConfig], EngineDoor], loop_class: type[EngineLoop] = EngineLoop) -> int:
     """`serve` with the catch-all around it. Logs types, laws and places; never an unknown exception's text, which may hold content."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     sock = socket.socket(fileno=int(argv[1]))
     try:
-        return serve(sock, build)
+        return serve(sock, build, loop_class)
     except (LawBroken, m.ProtocolBroken) as error:
         _log.critical("engine stops: %s: %s", type(error).__name__, error)
     except Exception as error:  # noqa: BLE001 - the engine loop's one catch-all: see the module's docstring

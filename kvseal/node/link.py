@@ -13,6 +13,7 @@ from typing import cast
 
 from kvseal.core.errors import EngineDied, SetupError
 from kvseal.node import messages as m
+from kvseal.node.peer_messages import NodeCard
 from kvseal.node.report import StartReport
 
 _log = logging.getLogger("kvseal.node")
@@ -26,6 +27,8 @@ class Link(asyncio.Protocol):
         self._on_lost = on_lost
         self._frames = m.Frames()
         self._transport: asyncio.Transport | None = None
+        self.card: NodeCard | None = None
+        """Who answers, if it is a node of several; known when `ready` is done."""
         self.lost = asyncio.Event()
         self.ready: asyncio.Future[StartReport] = asyncio.get_running_loop().create_future()
 
@@ -56,7 +59,8 @@ class Link(asyncio.Protocol):
 
     def _introduced(self, message: m.FromEngine) -> None:
         match message:
-            case m.Ready(version, report) if version == m.PROTOCOL_VERSION:
+            case m.Ready(version, report, card) if version == m.PROTOCOL_VERSION:
+                self.card = card
                 self.ready.set_result(report)
             case m.SetupFailed(wire):
                 error = m.unpack_error(wire)

@@ -50,6 +50,7 @@ from kvseal.core.ids import RequestId
 from kvseal.core.laws import Law
 from kvseal.core.outcome import Cancelled, Completed, Failed, FinishReason, Outcome, Refused, Usage
 from kvseal.core.request import Request
+from kvseal.node.peer_messages import FromNode, NodeCard, ToNode
 from kvseal.node.report import EngineStats, StartReport
 
 PROTOCOL_VERSION = 1
@@ -93,7 +94,7 @@ class Drain(msgspec.Struct, tag="drain", array_like=True, frozen=True):
     """Finish what is open, refuse what is new, then exit with status 0."""
 
 
-ToEngine = Hello | Submit | Cancel | Ping | AskStats | Drain
+ToEngine = Hello | Submit | Cancel | Ping | AskStats | Drain | ToNode
 
 # --- engine to HTTP process ----------------------------------------------------------------------------------
 
@@ -130,6 +131,8 @@ class Ended(msgspec.Struct, tag="e", array_like=True, frozen=True):
 class Ready(msgspec.Struct, tag="ready", array_like=True, frozen=True):
     version: int
     report: StartReport
+    card: NodeCard | None = None
+    """None: an engine by itself."""
 
 
 class SetupFailed(msgspec.Struct, tag="setup-failed", array_like=True, frozen=True):
@@ -153,7 +156,7 @@ class Stats(msgspec.Struct, tag="stats", array_like=True, frozen=True):
     stats: EngineStats
 
 
-FromEngine = Ready | SetupFailed | Events | Pong | Stats
+FromEngine = Ready | SetupFailed | Events | Pong | Stats | FromNode
 
 # --- frames --------------------------------------------------------------------------------------------------
 

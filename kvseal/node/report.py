@@ -71,3 +71,5 @@ class EngineStats:
     """By law number."""
     outcomes: Mapping[str, int] = field(default_factory=dict)
     """completed, refused, cancelled, failed."""
+    handoff: Mapping[str, int] = field(default_factory=dict)
+    """Counters of the hand-offs of a node; empty for an engine by itself."""

@@ -28,29 +28,30 @@ const float* or_null(const Vector& v) { return v.empty() ? nullptr : v.data(); }
 }  // namespace
 
 void Activations::resize(int tokens) {
-    const size_t n = static_cast<size_t>(tokens);
     groups = ceil_div(width, GROUP);
+    const size_t n = static_cast<size_t>(ceil_div(tokens, TOKEN_BLOCK) * TOKEN_BLOCK), grouped = n * static_cast<size_t>(groups);
     if (values.size() < n * static_cast<size_t>(width)) values.resize(n * static_cast<size_t>(width));
-    if (!want_quants || scales.size() >= n * static_cast<size_t>(groups)) return;
-    for (auto* bytes : {&quants, &remainders}) bytes->resize(n * static_cast<size_t>(groups) * GROUP);
-    for (auto* floats : {&scales, &remainder_scales, &sums}) floats->resize(n * static_cast<size_t>(groups));
+    if (!want_quants || scales.size() >= grouped) return;
+    quants.resize(grouped * GROUP);
+    for (auto* floats : {&scales, &scaled_sums, &outliers}) floats->resize(grouped);
+    quant_sums.resize(grouped);
+    outlier_columns.resize(grouped);
 }
 
 Groups Activations::groups_of(int64_t token, int first_group) {
-    const int64_t group = token * groups + first_group;
-    return {quants.data() + group * GROUP, scales.data() + group, remainders.data() + group * GROUP, remainder_scales.data() + group,
-            sums.data() + group};
+    const int64_t at = (token / TOKEN_BLOCK * groups + first_group) * TOKEN_BLOCK + token % TOKEN_BLOCK;
+    return {quants.data() + at * GROUP, scales.data() + at,   quant_sums.data() + at,
+            scaled_sums.data() + at,    outliers.data() + at, outlier_columns.data() + at};
 }
 
 Inputs Activations::inputs() const {
-    return {values.data(), quants.data(), scales.data(), remainders.data(), remainder_scales.data(), sums.data(),
-            width,         static_cast<int64_t>(groups) * GROUP, groups};
+    return {values.data(), quants.data(), scales.data(), quant_sums.data(), scaled_sums.data(), outliers.data(), outlier_columns.data(), width};
 }
 
 Decoder::Decoder(ModelNumbers numbers, KVLayout kv, std::vector<LayerParts> layers, Vector final_norm, Linear lm_head, Embedding embedding,
                  int threads, const Kernels& kernels)
     : m_(std::move(numbers)), kv_(kv), layers_(std::move(layers)), final_norm_(std::move(final_norm)), lm_head_(lm_head),
-      embedding_(embedding), k_(kernels), team_(threads), guard_(kv) {
+      embedding_(embedding), k_(kernels), guard_(kv), team_(threads, [this](int thread, int turn) { return fetch_ahead(thread, turn); }) {
     const int q_rows = m_.heads * m_.head_dim, kv_rows = m_.kv_heads * m_.head_dim, half = static_cast<int>(m_.inverse_frequencies.size());
     require(m_.head_dim % 8 == 0 && m_.head_dim <= 512, "head_dim must be a multiple of 8, at most 512");
     require(m_.kv_heads > 0 && m_.heads % m_.kv_heads == 0, "heads must be a multiple of kv_heads");
@@ -184,6 +185,7 @@ void Decoder::run_layers() {
         const LayerParts& layer = layers_[static_cast<size_t>(i)];
         each_token([&](int t) { norm_into(t, layer.attn_norm, x_); });
         guard_.check_append(i);
+        next_is(&layer.o);
         project_heads(layer, x);
         each_token([&](int t) { finish_heads(i, t); });
         guard_.advance(i);
@@ -194,14 +196,21 @@ void Decoder::run_layers() {
         each_token([&](int t) { finish_attention(t); });
 
         const LinearPlan o{&layer.o, &attended, {hidden_.data(), m_.hidden_size, or_null(layer.o_bias), m_.residual_multiplier, true}};
+        next_is(&layer.gate);
         team_.share(linear_units(layer.o), [&](int64_t unit, int) { linear_unit(o, unit); });
         each_token([&](int t) { norm_into(t, layer.mlp_norm, x_); });
+        next_is(&layer.down);
         team_.share(linear_units(layer.gate), [&](int64_t unit, int) { gate_up_unit(layer, x, unit); });
         const LinearPlan down{&layer.down, &act, {hidden_.data(), m_.hidden_size, or_null(layer.down_bias), m_.residual_multiplier, true}};
+        next_is(i + 1 < m_.layers ? &layers_[static_cast<size_t>(i + 1)].q : &lm_head_);
         team_.share(linear_units(layer.down), [&](int64_t unit, int) { linear_unit(down, unit); });
     }
     each_token([&](int t) { finish_hidden(t); });
+    next_is(nullptr);
 }
+
+// What a worker may fetch while it waits: only for so few tokens that memory is the limit.
+void Decoder::next_is(const Linear* layer) { ahead_.store(tokens_ <= FEW_TOKENS ? layer : nullptr, std::memory_order_relaxed); }
 
 // --- linear layers --------------------------------------------------------------------------------------------------------------------
 
@@ -226,6 +235,15 @@ void Decoder::linear_unit(const LinearPlan& plan, int64_t unit) const {
     const int block = static_cast<int>(unit % chunks) * UNIT_BLOCKS, token = static_cast<int>(unit / chunks) * UNIT_TOKENS;
     k_.linear(*plan.w, *plan.in, token, std::min(token + UNIT_TOKENS, tokens_), block, std::min(block + UNIT_BLOCKS, plan.w->row_blocks),
               plan.out);
+}
+
+bool Decoder::fetch_ahead(int thread, int turn) const {
+    constexpr int LINES = 8, TURNS = 128;  // 64 KiB in all: what a wait can bring and a second-level cache can hold
+    const Linear* w = ahead_.load(std::memory_order_relaxed);
+    if (w == nullptr || turn >= TURNS) return false;
+    const int64_t bytes = w->element_bytes(), begin = bytes * thread / team_.size() + turn * LINES * 64;
+    for (int64_t at = begin; at < begin + LINES * 64 && at < bytes; at += 64) __builtin_prefetch(w->weights + at, 0, 2);
+    return true;
 }
 
 void Decoder::gate_up_unit(const LayerParts& layer, const Inputs& x, int64_t unit) {

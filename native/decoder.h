@@ -4,6 +4,7 @@
 // a row that breaks a seal is flagged, writes nothing more, and no other row changes by a bit (L12, L13). Never allocates pages, never
 // samples, never decides what runs.
 #pragma once
+#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -52,8 +53,10 @@ struct Step {
 struct Activations {
     int width = 0, groups = 0;
     bool want_quants = false, want_values = false;
-    std::vector<float> values, scales, remainder_scales, sums;
-    std::vector<int8_t> quants, remainders;
+    std::vector<float> values, scales, scaled_sums, outliers;
+    std::vector<int8_t> quants;
+    std::vector<int32_t> quant_sums;
+    std::vector<uint8_t> outlier_columns;
 
     void resize(int tokens);
     Inputs inputs() const;
@@ -96,6 +99,8 @@ class Decoder {
     void project_heads(const LayerParts& layer, const Inputs& x);
     int64_t linear_units(const Linear& w) const;
     void linear_unit(const LinearPlan& plan, int64_t unit) const;
+    void next_is(const Linear* layer);
+    bool fetch_ahead(int thread, int turn) const;
     void gate_up_unit(const LayerParts& layer, const Inputs& x, int64_t unit);
 
     void embed(int token);
@@ -112,8 +117,10 @@ class Decoder {
     Linear lm_head_;
     Embedding embedding_;
     const Kernels& k_;
-    Team team_;
     PageGuard guard_;
+
+    // The linear layer that the step comes to next: a worker that waits for a single token asks memory for its part of it.
+    std::atomic<const Linear*> ahead_{nullptr};
 
     // The step in progress.
     const Step* step_ = nullptr;
@@ -123,6 +130,8 @@ class Decoder {
     std::vector<float> hidden_, q_, key_, value_, gate_, up_, cosines_, sines_, partials_;
     std::vector<std::vector<float>> scratch_;
     Activations x_, attended_, act_, head_;
+
+    Team team_;  // last: its threads end before what they read
 };
 
 }  // namespace kvseal

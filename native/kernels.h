@@ -31,27 +31,35 @@ struct Linear {
     const uint16_t* minimums = nullptr;
 
     bool quantised() const { return format >= PACK_Q8; }
+    int64_t element_bytes() const {
+        const int64_t padded = quantised() ? static_cast<int64_t>(groups) * GROUP : columns;
+        const int64_t bits = format == PACK_FP32 ? 32 : format == PACK_BF16 ? 16 : format == PACK_Q8 || format == PACK_Q8M ? 8 : 4;
+        return row_blocks * ROW_BLOCK * padded * bits / 8;
+    }
 };
 
-// Inputs of a linear layer, T tokens: floats, and for quantised weights 8-bit groups of 32. One outlier in a group costs the other 31 their
-// precision, so a group with one is rounded twice: its remainder is 8 bits again, with a scale of its own. Elsewhere that scale is 0.
+// Inputs of a linear layer, T tokens: floats, and for quantised weights 8-bit groups of 32. One outlier in a group would cost the other 31
+// their precision, so it stands apart as a float; 0 where a group has none. Tokens are interleaved by 8, so that a tile reads in one stream.
+constexpr int TOKEN_BLOCK = 8;
 struct Inputs {
-    const float* values;            // [T][value_stride]
-    const int8_t* quants;           // [T][quant_stride], quant_stride = 32 * groups
-    const float* scales;            // [T][group_stride]
-    const int8_t* remainders;       // [T][quant_stride]
-    const float* remainder_scales;  // [T][group_stride]
-    const float* scaled_sums;       // [T][group_stride], the sum of the group as rounded
-    int64_t value_stride, quant_stride, group_stride;
+    const float* values;             // [T][value_stride]
+    const int8_t* quants;            // [token block][group][8][32]
+    const float* scales;             // [token block][group][8], as all that follow
+    const int32_t* quant_sums;
+    const float* scaled_sums;        // the sum of the group as rounded, outlier included
+    const float* outliers;
+    const uint8_t* outlier_columns;  // within the group
+    int64_t value_stride;
 };
 
-// Where the groups of one token go.
+// Where the groups of one token go: from group to group, quants move by 8 * 32, the others by 8.
 struct Groups {
     int8_t* quants;
     float* scales;
-    int8_t* remainders;
-    float* remainder_scales;
+    int32_t* quant_sums;
     float* scaled_sums;
+    float* outliers;
+    uint8_t* outlier_columns;
 };
 
 // out[t][row] = y + bias, or += multiplier * (y + bias).

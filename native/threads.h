@@ -7,9 +7,16 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <thread>
+#include <type_traits>
+#include <utility>
 #include <vector>
+#if defined(__linux__)
+#include <pthread.h>
+#include <sched.h>
+#endif
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -26,8 +33,12 @@ inline void relax() {
 
 class Team {
   public:
-    explicit Team(int threads) : size_(threads < 1 ? 1 : threads) {
+    // Called by a worker while it waits for work, with 0, 1, 2, ...: does a few nanoseconds of something useful or returns false.
+    using Idle = std::function<bool(int thread, int turn)>;
+
+    explicit Team(int threads, Idle idle = {}) : size_(threads < 1 ? 1 : threads), idle_(std::move(idle)), ranges_(static_cast<size_t>(size_)) {
         for (int i = 1; i < size_; ++i) workers_.emplace_back([this, i] { work(i); });
+        stay_on_cores();
     }
     ~Team() {
         {
@@ -42,61 +53,68 @@ class Team {
 
     int size() const { return size_; }
 
-    // body(unit, thread) for every unit 0 .. units - 1, each once, by whoever is free; returns when all are done. The caller works too and
-    // waits for units that others have begun, never for threads that have not come: a busy neighbour slows a step, it does not stop it.
+    // body(unit, thread) for every unit 0 .. units - 1, each once; returns when all are done. Each thread begins with a run of consecutive
+    // units of its own, so that it reads memory in one stream, and then takes what others have left. The caller works too and waits for
+    // units that others have begun, never for threads that have not come: a busy neighbour slows a step, it does not stop it.
     // Called by one thread only. Bodies must not throw.
     template <class Body>
     void share(int64_t units, Body&& body) {
-        if (size_ == 1 || units == 1) {
+        if (size_ == 1 || units <= 1) {
             for (int64_t unit = 0; unit < units; ++unit) body(unit, 0);
             return;
         }
-        for (int64_t first = 0; first < units; first += MOST_UNITS) {
-            auto from = [&](int64_t unit, int thread) { body(first + unit, thread); };
-            share_some(units - first < MOST_UNITS ? units - first : MOST_UNITS, from);
-        }
-    }
-
-  private:
-    static constexpr int SPINS = 2000;               // some tens of microseconds
-    static constexpr int UNIT_BITS = 24;
-    static constexpr int64_t MOST_UNITS = 1 << 20;   // leaves room for claims past the end
-    static constexpr uint64_t UNIT_MASK = (1ULL << UNIT_BITS) - 1;
-
-    template <class Body>
-    void share_some(int64_t units, Body& body) {
-        context_ = &body;
-        call_ = [](void* context, int64_t unit, int thread) { (*static_cast<Body*>(context))(unit, thread); };
+        context_ = const_cast<void*>(static_cast<const void*>(&body));
+        using Plain = std::remove_reference_t<Body>;
+        call_ = [](void* context, int64_t unit, int thread) { (*static_cast<Plain*>(context))(unit, thread); };
         done_.store(0, std::memory_order_relaxed);
-        ticket_.store(static_cast<uint64_t>(units) << UNIT_BITS);
+        for (int i = size_; i-- > 0;) {
+            const uint64_t begin = static_cast<uint64_t>(units * i / size_), end = static_cast<uint64_t>(units * (i + 1) / size_);
+            ranges_[static_cast<size_t>(i)].ticket.store(end << UNIT_BITS | begin);
+        }
         if (sleepers_.load() > 0) {
             std::lock_guard<std::mutex> lock(mutex_);
             wake_.notify_all();
         }
         const int64_t mine = claim_all(0);
         if (done_.fetch_add(mine) + mine == units) return;
-        wait_until(finished_, waiting_, [&] { return done_.load() == units; });
+        wait_until(finished_, waiting_, [&] { return done_.load() == units; }, [](int) { return false; });
     }
 
-    static bool has_units(uint64_t ticket) { return (ticket & UNIT_MASK) < ticket >> UNIT_BITS; }
+  private:
+    static constexpr int SPINS = 2000;  // some tens of microseconds
+    static constexpr int UNIT_BITS = 32;
+    static constexpr uint64_t UNIT_MASK = (1ULL << UNIT_BITS) - 1;
 
-    // A ticket holds the number of units and the next one: whoever gets a unit below the number may use context_ until it counts as done.
+    // The end of a thread's units and the next one: whoever gets a unit below the end may use context_ until it counts as done.
+    struct alignas(64) Range {
+        std::atomic<uint64_t> ticket{0};
+    };
+    static bool has_units(uint64_t ticket) { return (ticket & UNIT_MASK) < ticket >> UNIT_BITS; }
+    bool any_units() const {
+        for (const Range& range : ranges_)
+            if (has_units(range.ticket.load(std::memory_order_relaxed))) return true;
+        return false;
+    }
+
     int64_t claim_all(int thread) {
         int64_t mine = 0;
-        while (has_units(ticket_.load(std::memory_order_relaxed))) {
-            const uint64_t ticket = ticket_.fetch_add(1, std::memory_order_acquire);
-            if (!has_units(ticket)) break;
-            call_(context_, static_cast<int64_t>(ticket & UNIT_MASK), thread);
-            ++mine;
+        for (int i = 0; i < size_; ++i) {
+            std::atomic<uint64_t>& range = ranges_[static_cast<size_t>((thread + i) % size_)].ticket;
+            while (has_units(range.load(std::memory_order_relaxed))) {
+                const uint64_t ticket = range.fetch_add(1, std::memory_order_acquire);
+                if (!has_units(ticket)) break;
+                call_(context_, static_cast<int64_t>(ticket & UNIT_MASK), thread);
+                ++mine;
+            }
         }
         return mine;
     }
 
-    template <class Condition>
-    void wait_until(std::condition_variable& signal, std::atomic<int>& waiters, Condition&& condition) {
+    template <class Condition, class Meanwhile>
+    void wait_until(std::condition_variable& signal, std::atomic<int>& waiters, Condition&& condition, Meanwhile&& meanwhile) {
         for (int i = 0; i < SPINS; ++i) {
             if (condition()) return;
-            relax();
+            if (!meanwhile(i)) relax();
         }
         std::unique_lock<std::mutex> lock(mutex_);
         waiters.fetch_add(1);
@@ -106,7 +124,7 @@ class Team {
 
     void work(int thread) {
         for (;;) {
-            wait_until(wake_, sleepers_, [this] { return stop_.load() || has_units(ticket_.load()); });
+            wait_until(wake_, sleepers_, [this] { return stop_.load() || any_units(); }, [&](int turn) { return idle_ && idle_(thread, turn); });
             if (stop_.load()) return;
             const int64_t mine = claim_all(thread);
             if (mine == 0) continue;
@@ -118,7 +136,28 @@ class Team {
         }
     }
 
+    // One thread per core of those that the process may use: each stays on its core, and what it reads stays in that core's cache. With
+    // fewer threads than cores the scheduler knows better which cores are free.
+    void stay_on_cores() {
+#if defined(__linux__)
+        cpu_set_t allowed;
+        CPU_ZERO(&allowed);
+        if (sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) != size_) return;
+        int core = -1;
+        for (int i = 0; i < size_; ++i) {
+            do ++core;
+            while (!CPU_ISSET(core, &allowed));
+            cpu_set_t one;
+            CPU_ZERO(&one);
+            CPU_SET(core, &one);
+            if (i > 0) pthread_setaffinity_np(workers_[static_cast<size_t>(i - 1)].native_handle(), sizeof one, &one);
+        }
+#endif
+    }
+
     const int size_;
+    const Idle idle_;
+    std::vector<Range> ranges_;
     std::vector<std::thread> workers_;
     std::mutex mutex_;
     std::condition_variable wake_, finished_;
@@ -126,7 +165,6 @@ class Team {
     std::atomic<int> sleepers_{0}, waiting_{0};
     void* context_ = nullptr;
     void (*call_)(void*, int64_t, int) = nullptr;
-    alignas(64) std::atomic<uint64_t> ticket_{0};
     alignas(64) std::atomic<int64_t> done_{0};
 };
 

@@ -9,17 +9,20 @@ namespace kvseal {
 namespace KVSEAL_ISA {
 
 template <PackFormat FORMAT, int R, int T>
-static inline void float_tile(const Linear& w, const Inputs& in, int token, int block, f8 (&acc)[R][T]) {
+static inline void float_tile(const Linear& w, const Inputs& in, int token, int block, bool cold, f8 (&acc)[T][R]) {
+    constexpr int ELEMENT = FORMAT == PACK_FP32 ? 4 : 2;
     const int64_t stride = static_cast<int64_t>(w.columns) * ROW_BLOCK;
     const float* x = in.values + token * in.value_stride;
     const float* full = reinterpret_cast<const float*>(w.weights) + block * stride;
     const uint16_t* half = reinterpret_cast<const uint16_t*>(w.weights) + block * stride;
-    for (int r = 0; r < R; ++r)
-        for (int t = 0; t < T; ++t) acc[r][t] = splat(0.0f);
+    for (int t = 0; t < T; ++t)
+        for (int r = 0; r < R; ++r) acc[t][r] = splat(0.0f);
     for (int c = 0; c < w.columns; ++c)
         for (int r = 0; r < R; ++r) {
+            if (cold && (FORMAT == PACK_FP32 || c % 2 == 0))
+                __builtin_prefetch(w.weights + (block + r) * stride * ELEMENT + c * ROW_BLOCK * ELEMENT + AHEAD_BYTES);
             const f8 row = FORMAT == PACK_FP32 ? load8(full + r * stride + c * ROW_BLOCK) : load_bf16_8(half + r * stride + c * ROW_BLOCK);
-            for (int t = 0; t < T; ++t) acc[r][t] = fma8(row, splat(x[t * in.value_stride + c]), acc[r][t]);
+            for (int t = 0; t < T; ++t) acc[t][r] = fma8(row, splat(x[t * in.value_stride + c]), acc[t][r]);
         }
 }
 
@@ -41,13 +44,13 @@ static inline void put(const Outputs& to, int token, int row, int rows, f8 y) {
 
 template <PackFormat FORMAT, int R, int T>
 static inline void tile(const Linear& w, const Inputs& in, int token, int block, bool cold, const Outputs& to) {
-    f8 acc[R][T];
+    f8 acc[T][R];
     if constexpr (FORMAT >= PACK_Q8)
         quant_tile<FORMAT, R, T>(w, in, token, block, cold, acc);
     else
-        float_tile<FORMAT, R, T>(w, in, token, block, acc);
+        float_tile<FORMAT, R, T>(w, in, token, block, cold, acc);
     for (int r = 0; r < R; ++r)
-        for (int t = 0; t < T; ++t) put(to, token + t, (block + r) * ROW_BLOCK, w.rows, acc[r][t]);
+        for (int t = 0; t < T; ++t) put(to, token + t, (block + r) * ROW_BLOCK, w.rows, acc[t][r]);
 }
 
 // All row blocks for T tokens, R at a time.
@@ -55,22 +58,25 @@ template <PackFormat FORMAT, int R, int T>
 static inline void strip(const Linear& w, const Inputs& in, int token, int begin, int end, bool cold, const Outputs& to) {
     int block = begin;
     for (; block + R <= end; block += R) tile<FORMAT, R, T>(w, in, token, block, cold, to);
-    for (; block < end; ++block) tile<FORMAT, 1, T>(w, in, token, block, cold, to);
+    if constexpr (R > 1)
+        for (; block < end; ++block) tile<FORMAT, 1, T>(w, in, token, block, cold, to);
 }
 
+// Tiles: several row blocks for few tokens (independent chains hide latency), several tokens for one row block otherwise (its unpacking is
+// shared), as much as the registers hold. token_begin is the first of a token block.
 template <PackFormat FORMAT>
 static void linear_of(const Linear& w, const Inputs& in, int token_begin, int token_end, int begin, int end, const Outputs& to) {
-    constexpr bool QUANT = FORMAT >= PACK_Q8;
-    constexpr int ONE = QUANT ? 2 : 4;   // row blocks at once for a single token: independent chains hide latency
-    constexpr int FEW = 2;               // for two or three tokens
-    constexpr int MANY = QUANT ? 1 : 2;  // for four tokens: as much as the registers hold
     int t = token_begin;
-    for (; t + 4 <= token_end; t += 4) strip<FORMAT, MANY, 4>(w, in, t, begin, end, t == token_begin, to);
-    switch (token_end - t) {
-        case 3: strip<FORMAT, FEW, 3>(w, in, t, begin, end, t == token_begin, to); break;
-        case 2: strip<FORMAT, FEW, 2>(w, in, t, begin, end, t == token_begin, to); break;
-        case 1: strip<FORMAT, ONE, 1>(w, in, t, begin, end, t == token_begin, to); break;
-        default: break;
+    const auto cold = [&] { return t == token_begin; };
+    if constexpr (FORMAT >= PACK_Q8) {
+        for (; t + 8 <= token_end; t += 8) strip<FORMAT, 1, 8>(w, in, t, begin, end, cold(), to);
+        if (t + 4 <= token_end) strip<FORMAT, 1, 4>(w, in, t, begin, end, cold(), to), t += 4;
+        if (t + 2 <= token_end) strip<FORMAT, 2, 2>(w, in, t, begin, end, cold(), to), t += 2;
+        if (t < token_end) strip<FORMAT, 2, 1>(w, in, t, begin, end, cold(), to);
+    } else {
+        for (; t + 4 <= token_end; t += 4) strip<FORMAT, 2, 4>(w, in, t, begin, end, cold(), to);
+        if (t + 2 <= token_end) strip<FORMAT, 4, 2>(w, in, t, begin, end, cold(), to), t += 2;
+        if (t < token_end) strip<FORMAT, 4, 1>(w, in, t, begin, end, cold(), to);
     }
 }
 

@@ -52,6 +52,19 @@ static inline int32_t sum_int8_32(const int8_t* p) {
     sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4E));
     return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xB1)));
 }
+static inline f8 to_float8(i8x v) { return _mm256_cvtepi32_ps((__m256i)v); }
+// Of 8 words: the bits from `shift` on, as `mask` says.
+static inline i8x unsigned_field8(const uint8_t* p, int shift, int mask) {
+    const __m256i words = _mm256_srl_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), _mm_cvtsi32_si128(shift));
+    return (i8x)_mm256_and_si256(words, _mm256_set1_epi32(mask));
+}
+// Of 8 words: byte `index` with its sign.
+static inline i8x signed_byte8(const uint8_t* p, int index) {
+    const __m256i words = _mm256_sll_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), _mm_cvtsi32_si128(24 - 8 * index));
+    return (i8x)_mm256_srai_epi32(words, 24);
+}
+// Bit i: p[i] is not 0.
+static inline unsigned nonzero8(const float* p) { return (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(load8(p), _mm256_setzero_ps(), _CMP_NEQ_UQ)); }
 // Each vector's lanes summed as ((0+1)+(2+3)) + ((4+5)+(6+7)).
 static inline void sum4(f8 a, f8 b, f8 c, f8 d, float* out) {
     const f8 t = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
@@ -154,6 +167,30 @@ static inline int32_t sum_int8_32(const int8_t* p) {
     int32_t sum = 0;
     for (int i = 0; i < 32; ++i) sum += p[i];
     return sum;
+}
+static inline f8 to_float8(i8x v) {
+    f8 out;
+    for (int i = 0; i < 8; ++i) out[i] = static_cast<float>(v[i]);
+    return out;
+}
+static inline i8x unsigned_field8(const uint8_t* p, int shift, int mask) {
+    i8x out;
+    for (int i = 0; i < 8; ++i) {
+        uint32_t word;
+        __builtin_memcpy(&word, p + 4 * i, 4);
+        out[i] = static_cast<int32_t>(word >> shift) & mask;
+    }
+    return out;
+}
+static inline i8x signed_byte8(const uint8_t* p, int index) {
+    i8x out;
+    for (int i = 0; i < 8; ++i) out[i] = static_cast<int8_t>(p[4 * i + index]);
+    return out;
+}
+static inline unsigned nonzero8(const float* p) {
+    unsigned bits = 0;
+    for (int i = 0; i < 8; ++i) bits |= (p[i] != 0.0f ? 1U : 0U) << i;
+    return bits;
 }
 static inline float sum_lanes(f8 v) { return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7])); }
 static inline void sum4(f8 a, f8 b, f8 c, f8 d, float* out) {

@@ -177,3 +177,10 @@ def _fault(moves: Sequence[Move], found: tuple[int, int, int] | None) -> PageFau
         return None
     index, layer, check = found
     return PageFault(moves[index].ordinal, layer, PageCheck(check))
+
+
+def seal_nonce(memory: Memory, page: int) -> int:
+    """What the page's first seal bears now, or 0 for a page outside the arena."""
+    if not 0 <= page < memory.shape[0]:
+        return 0
+    return int.from_bytes(memory[page, 8:16].tobytes(), "little")

@@ -1,0 +1,36 @@
+"""Which transports there are, by name.
+
+Owns the one list of names, and what each needs. NIXL is imported only when it is asked for: it is the extra ``[nixl]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvseal.core.errors import ConfigError
+from kvseal.handoff.proof import Memory
+from kvseal.handoff.shm import SharedMemory
+from kvseal.handoff.tcp import TCP, TLS
+from kvseal.handoff.transport import Transport
+
+TRANSPORTS = ("shm", "tcp", "nixl")
+
+
+def make_transport(
+    name: str,
+    memory: Memory,
+    *,
+    file: int,
+    incarnation: str,
+    secret: bytes,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    tls: TLS | None = None,
+    wake: Callable[[], None] | None = None,
+) -> Transport:
+    """`memory` [pages, page_bytes], `file`: the arena's (shared memory alone needs it; -1: none). Raises `ConfigError`."""
+    if name == "shm":
+        return SharedMemory(memory, file, incarnation=incarnation, secret=secret, wake=wake)
+    if name == "tcp":
+        return TCP(memory, incarnation=incarnation, secret=secret, host=host, port=port, tls=tls, wake=wake)
+    raise ConfigError(f"there is no transport {name!r}; choose from {', '.join(TRANSPORTS)}")

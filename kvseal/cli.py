@@ -12,7 +12,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kvseal import __version__
-from kvseal.core.config import BACKENDS, KV_DTYPES, PAGE_TOKENS, WEIGHT_FORMATS, EngineConfig, ServeConfig
+from kvseal.core.config import (
+    BACKENDS,
+    KV_DTYPES,
+    ON_HANDOFF_FAILURE,
+    PAGE_TOKENS,
+    WEIGHT_FORMATS,
+    EngineConfig,
+    FleetConfig,
+    ServeConfig,
+)
 from kvseal.core.errors import ConfigError, KVSealError
 
 _MAIN_EPILOG = """\
@@ -100,6 +109,7 @@ def _add_serve(commands: Commands[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("model", nargs="?", metavar="MODEL", help="directory, .gguf file, or hub id; default: the demo model, fetched once")
     _add_engine_options(parser)
+    _add_fleet_options(parser)
     http = parser.add_argument_group("HTTP")
     http.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s, this machine only)")
     http.add_argument("--port", type=int, default=8000, help="port to listen on; 0 takes a free one (default: %(default)s)")
@@ -112,6 +122,18 @@ def _add_serve(commands: Commands[argparse.ArgumentParser]) -> None:
     http.add_argument("--drain-timeout", type=float, default=30.0, metavar="SECONDS", help="on SIGTERM, time for open requests to finish")
     http.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info", help="never logs content")
     parser.set_defaults(command=_serve)
+
+
+def _add_fleet_options(parser: argparse.ArgumentParser) -> None:
+    nodes = parser.add_argument_group("several nodes")
+    nodes.add_argument("--prefill", type=int, default=0, metavar="N", help="compute prompts on so many nodes of their own")
+    nodes.add_argument("--decode", type=int, default=0, metavar="M", help="answer on so many nodes; each node is a process here")
+    nodes.add_argument(
+        "--on-handoff-failure",
+        choices=ON_HANDOFF_FAILURE,
+        default="recompute",
+        help="compute the prompt again, or 503 (default: %(default)s)",
+    )
 
 
 def _add_engine_options(parser: argparse.ArgumentParser) -> None:
@@ -177,6 +199,7 @@ def _serve(options: argparse.Namespace) -> int:
     path = resolve_model(options.model)
     config = ServeConfig(
         engine=_engine_config(options, path),
+        fleet=_fleet_config(options),
         host=options.host,
         port=options.port,
         served_model_name=options.served_model_name or model_name(options.model, path),
@@ -190,6 +213,12 @@ def _serve(options: argparse.Namespace) -> int:
     )
     run_server(config)
     return 0
+
+
+def _fleet_config(options: argparse.Namespace) -> FleetConfig | None:
+    if not options.prefill and not options.decode:
+        return None
+    return FleetConfig(prefill=options.prefill, decode=options.decode, on_failure=options.on_handoff_failure)
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -34,8 +34,12 @@ class NodeConfig:
     """Shared by all nodes and the router: prefix keys, token digests and links rest on it."""
     on_failure: str = "recompute"
     """A failed hand-off: compute the prompt on the decode node, or fail the request."""
+    silence_s: float = 5.0
+    """A peer of which nothing is heard for so long, in the middle of a hand-off, is given up."""
     listen: str | None = None
     """HOST where pages are fetched over TCP; None: shared memory, for nodes of one machine."""
+    memory_share: float = 1.0
+    """Of the machine's free memory, for a pool whose size is not given: several nodes of one machine share it."""
 
     def __post_init__(self) -> None:
         _one_of("--role", self.role, ROLES)
@@ -88,10 +92,38 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FleetConfig:
+    """Several nodes behind one API: so many processes here, or workers elsewhere."""
+
+    prefill: int = 0
+    decode: int = 0
+    workers: tuple[str, ...] = ()
+    """HOST:PORT of each worker's link; then nothing is started here."""
+    secret: bytes | None = field(default=None, repr=False)
+    """Shared with the workers. Nodes that are started here get one of their own."""
+    on_failure: str = "recompute"
+
+    def __post_init__(self) -> None:
+        _one_of("--on-handoff-failure", self.on_failure, ON_HANDOFF_FAILURE)
+        if self.workers:
+            if self.secret is None:
+                raise ConfigError("workers are reached with a shared secret only; give --secret-file")
+        elif self.prefill < 1 or self.decode < 1:
+            raise ConfigError(
+                f"--prefill {self.prefill} --decode {self.decode}: a hand-off needs at least one node of each role; "
+                "leave both out for one engine that does everything"
+            )
+        if max(self.prefill + self.decode, len(self.workers)) > MAX_NODES:
+            raise ConfigError(f"at most {MAX_NODES} nodes stand behind one API")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServeConfig:
     """Everything the HTTP process needs."""
 
     engine: EngineConfig
+    fleet: FleetConfig | None = None
+    """None: one engine."""
     host: str = "127.0.0.1"
     port: int = 8000
     served_model_name: str | None = None

@@ -28,6 +28,7 @@ from kvseal.kv.geometry import KVDtype, KVGeometry
 from kvseal.kv.manager import KVManager
 from kvseal.node.engine import Computes, Engine
 from kvseal.node.report import StartReport
+from kvseal.sched.receiving import HandoffScheduler
 from kvseal.sched.scheduler import Scheduler
 
 DEFAULT_POOL_REQUESTS = 8
@@ -53,7 +54,9 @@ def build_engine(
     """
     weights = load_model(config.model, context_tokens=config.context_tokens)
     geometry = _geometry(config, weights)
-    pool_pages = pages_for_pool(config, geometry, weights.spec, available_bytes=available_memory_bytes() - weights.bytes)
+    share = 1.0 if config.node is None else config.node.memory_share
+    available_bytes = int(available_memory_bytes() * share) - weights.bytes
+    pool_pages = pages_for_pool(config, geometry, weights.spec, available_bytes=available_bytes)
     capacity = Capacity.derive(
         model_context_tokens=weights.spec.context_tokens,
         pool_pages=pool_pages,
@@ -97,7 +100,8 @@ def assemble(
         secret=os.urandom(32),
         wipe=wipe if config.wipe_pages else None,
     )
-    scheduler = Scheduler(
+    scheduler_class = Scheduler if config.node is None else HandoffScheduler
+    scheduler = scheduler_class(
         kv,
         clock,
         chunk_tokens=config.chunk_tokens,
@@ -108,6 +112,10 @@ def assemble(
     )
     runner: Computes = Runner(backend)
     runner = runner if around is None else around(runner)
+    if config.node is not None:
+        from kvseal.node.build_node import assemble_node
+
+        return assemble_node(config.node, scheduler, kv, report, runner, backend, clock)
     return Engine(report=report, kv=kv, scheduler=scheduler, runner=runner, backend=backend, clock=clock)
 
 
@@ -245,7 +253,9 @@ def _build_backend(config: EngineConfig, weights: ModelWeights, geometry: KVGeom
             f"the native kernels cannot be loaded from {Path(__file__).parents[1]} ({error}). If that is a source tree, run elsewhere what "
             "`pip install` built, or build in place with `pip install -e`; --backend reference needs no kernels"
         ) from error
-    backend = CPUBackend(weights, geometry, pages=pages, weight_format=config.weights, threads=threads)
+    backend = CPUBackend(
+        weights, geometry, pages=pages, weight_format=config.weights, threads=threads, shared_arena=config.node is not None
+    )
     packings = backend.packings if config.weights == "auto" else config.weights
     return _Built(backend, backend.instruction_set, packings, backend.packed_bytes)
 

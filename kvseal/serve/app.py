@@ -34,6 +34,7 @@ from kvseal.core.errors import (
 from kvseal.core.ids import RequestId
 from kvseal.core.request import Request
 from kvseal.node.client import EngineClient, EngineState
+from kvseal.node.router import Router
 from kvseal.serve.answers import Answer
 from kvseal.serve.auth import KeyRing, Scopes
 from kvseal.serve.errors_http import error_body, error_headers, error_status
@@ -67,7 +68,7 @@ class Deps:
     """Everything that the routes share. Made once."""
 
     model: ServedModel
-    engine: EngineClient
+    engine: EngineClient | Router
     keys: KeyRing
     scopes: Scopes
     metrics: Metrics

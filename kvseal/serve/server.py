@@ -26,7 +26,10 @@ from kvseal.core.ids import RequestId
 from kvseal.core.outcome import Completed
 from kvseal.core.request import Request, SamplingParams
 from kvseal.node.client import ENGINE_MODULE, EngineClient
+from kvseal.node.local import start_local
+from kvseal.node.node_client import NODE_MODULE
 from kvseal.node.report import StartReport
+from kvseal.node.router import Router
 from kvseal.serve.app import Deps, build_app
 from kvseal.serve.auth import KeyRing, Scopes
 from kvseal.serve.chat_template import ChatTemplate
@@ -45,14 +48,14 @@ LISTEN_BACKLOG = 2048
 _log = logging.getLogger("kvseal.server")
 
 
-def run_server(config: ServeConfig, *, engine_module: str = ENGINE_MODULE) -> None:
+def run_server(config: ServeConfig, *, engine_module: str | None = None) -> None:
     """Serves until told to stop. Raises `SetupError` when it cannot start as asked."""
     logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     with _listen(config.host, config.port) as listener:
         asyncio.run(_serve(config, listener, engine_module))
 
 
-async def _serve(config: ServeConfig, listener: socket.socket, engine_module: str) -> None:
+async def _serve(config: ServeConfig, listener: socket.socket, engine_module: str | None) -> None:
     started_s = time.monotonic()
     keys = KeyRing(config.api_keys)
     own_template = _own_template(config)
@@ -84,11 +87,11 @@ async def _serve(config: ServeConfig, listener: socket.socket, engine_module: st
         await engine.close()
 
 
-async def _load(config: ServeConfig, engine_module: str) -> tuple[Tokenizer, EngineClient]:
+async def _load(config: ServeConfig, engine_module: str | None) -> tuple[Tokenizer, EngineClient | Router]:
     """The tokenizer is read here while the engine process reads the weights."""
     reading = asyncio.create_task(asyncio.to_thread(load_tokenizer, config.engine.model))
     try:
-        engine = await EngineClient.start(config.engine, module=engine_module)
+        engine = await _start(config, engine_module)
     except BaseException:
         await asyncio.gather(reading, return_exceptions=True)
         raise
@@ -97,6 +100,12 @@ async def _load(config: ServeConfig, engine_module: str) -> tuple[Tokenizer, Eng
     except BaseException:
         await engine.close()
         raise
+
+
+async def _start(config: ServeConfig, engine_module: str | None) -> EngineClient | Router:
+    if config.fleet is None:
+        return await EngineClient.start(config.engine, module=engine_module or ENGINE_MODULE)
+    return await start_local(config.engine, config.fleet, module=engine_module or NODE_MODULE)
 
 
 def _own_template(config: ServeConfig) -> str | None:
@@ -117,7 +126,7 @@ def _model(config: ServeConfig, tokenizer: Tokenizer, own_template: str | None, 
     return ServedModel(name=name, tokenizer=tokenizer, template=template, report=report, created_s=int(time.time()), defaults=defaults)
 
 
-async def _warm_up(engine: EngineClient, scopes: Scopes) -> None:
+async def _warm_up(engine: EngineClient | Router, scopes: Scopes) -> None:
     """One token through everything, in a scope that no request can have. Raises `EngineDied` when it does not come out."""
     request = Request(
         request_id=RequestId(new_id("warmup")),
@@ -198,7 +207,7 @@ class _Stopping:
         self.tasks: list[asyncio.Task[None]] = []
 
 
-def _stop_on_signals(server: uvicorn.Server, engine: EngineClient, drain_timeout_s: float) -> _Stopping:
+def _stop_on_signals(server: uvicorn.Server, engine: EngineClient | Router, drain_timeout_s: float) -> _Stopping:
     stopping = _Stopping()
 
     async def drain() -> None:

@@ -1,0 +1,391 @@
+"""An engine that is one node of several: it hands prompts over, takes them, and answers what was handed to it.
+
+Owns the joining of the engine's steps with `handoff.node`: what is admitted here is offered, what is sealed here is offered on, what
+arrives is submitted, what fails is computed here or fails. Everything happens on the engine's thread, between two steps. Never speaks
+to a socket: messages come by `take` and leave by `outbox`.
+
+Order, on the side that computes the prompt: its own admission first, then the Intent (L1); pages go as soon as they are sealed, while later
+chunks are computed (L7). On the side that answers: nothing of the request is known to the scheduler until the hand-off has ended. If the
+receipt is complete, the pages are in the prefix cache, pinned, and the request is submitted and finds them; only the tail of the prompt,
+less than a page and at least one token, is computed. If it failed, the request is submitted all the same and computed here, or it fails
+(`--on-handoff-failure`); nothing that arrived of it is ever read (L9).
+
+Laws: L1, L8 (pages in transit belong to the session until it says that they are quiet), L9, L11 (every request ends once), L12.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from kvseal.core.batch import Batch, TableView
+from kvseal.core.clock import Clock
+from kvseal.core.config import NodeConfig
+from kvseal.core.errors import DeadlineExceeded, InvalidRequest, KVTransferFailed
+from kvseal.core.events import EndedEvent, Event
+from kvseal.core.ids import RequestId, Scope
+from kvseal.core.outcome import Cancelled, Completed, Failed, Refused, Usage
+from kvseal.core.request import Request
+from kvseal.exec.backend import Backend
+from kvseal.handoff.messages import MessageInvalid, Reason, Role, decode, encode
+from kvseal.handoff.node import End, Receiving, Sending
+from kvseal.handoff.session import Delivered
+from kvseal.handoff.transport import Transport
+from kvseal.kv.capacity import NeverFits
+from kvseal.kv.feed import CacheFeed
+from kvseal.kv.manager import Grant, KVManager
+from kvseal.kv.prefix_key import pack_tokens
+from kvseal.kv.reading import reading
+from kvseal.node import peer_messages as p
+from kvseal.node.engine import Computes, Engine
+from kvseal.node.report import EngineStats, StartReport
+from kvseal.sched.receiving import HandoffScheduler
+
+POLL_MS = 1
+"""With a hand-off open and nothing to compute, look at the transport after this."""
+
+
+@dataclass(slots=True)
+class _Outgoing:
+    """A request whose prompt is computed here for another node."""
+
+    order: p.Prefill
+    pages: int
+    """So many full pages are handed over; the rest of the prompt, at least one token, is computed where it is answered."""
+    begun: bool = False
+    sent_pages: int = 0
+
+
+@dataclass(slots=True)
+class _Incoming:
+    """A request whose prompt is computed elsewhere."""
+
+    order: p.Receive
+    ends_at_s: float | None
+
+
+class NodeEngine(Engine):
+    """Made by `build.assemble_node`."""
+
+    def __init__(
+        self,
+        *,
+        report: StartReport,
+        kv: KVManager,
+        scheduler: HandoffScheduler,
+        runner: Computes,
+        backend: Backend,
+        clock: Clock,
+        node: NodeConfig,
+        card: p.NodeCard,
+        sending: Sending,
+        receiving: Receiving,
+        transport: Transport,
+        feed: CacheFeed,
+    ) -> None:
+        super().__init__(report=report, kv=kv, scheduler=scheduler, runner=runner, backend=backend, clock=clock)
+        self.card = card
+        self._node = node
+        self._elsewhere = scheduler
+        self._sending = sending
+        self._receiving = receiving
+        self._transport = transport
+        self._feed = feed
+        kv.cache.feed = feed
+        self._outgoing: dict[RequestId, _Outgoing] = {}
+        self._incoming: dict[RequestId, _Incoming] = {}
+        self._request_of: dict[str, RequestId] = {}
+        """By hand-off: the incoming request that waits for it."""
+        self._held: dict[RequestId, Grant] = {}
+        """Pins of what has arrived for a request that is not admitted yet."""
+        self._happened: list[Event] = []
+        self._recomputed = 0
+
+    # --- requests ---
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._happened) or super().has_work
+
+    @property
+    def poll_ms(self) -> int | None:
+        """How long the loop may sleep when there is nothing to compute; None: until a message comes."""
+        return POLL_MS if self._in_transit else None
+
+    @property
+    def _in_transit(self) -> bool:
+        return bool(self._sending.open_handoffs or self._receiving.open_handoffs)
+
+    def take(self, message: p.ToNode) -> None:
+        """What comes of it is told by `step` and `outbox`."""
+        match message:
+            case p.Prefill():
+                self._prefill(message)
+            case p.Receive():
+                self._receive(message)
+            case p.Give():
+                self._give(message)
+            case p.Take(handoff, scope, tokens, sender, timeout_s):
+                self._expect(handoff, scope, tokens, sender, timeout_s)
+            case p.Relay(handoff, _, body):
+                self._relayed(handoff, body)
+            case p.PeerGone(incarnation):
+                self._sending.peer_gone(incarnation, self._clock.now_s())
+                self._receiving.peer_gone(incarnation, self._clock.now_s())
+            case p.HandoffLost(request_id):
+                if (incoming := self._incoming.get(request_id)) is not None:
+                    self._receiving.cancel(incoming.order.handoff, Reason.PEER_GONE, self._clock.now_s())
+                    self._failed(request_id)
+
+    def cancel(self, request_id: RequestId) -> None:
+        now_s = self._clock.now_s()
+        if (outgoing := self._outgoing.pop(request_id, None)) is not None and outgoing.begun:
+            self._sending.cancel(outgoing.order.handoff, Reason.CANCELLED, now_s)
+        if (incoming := self._incoming.get(request_id)) is not None:
+            self._receiving.cancel(incoming.order.handoff, Reason.CANCELLED, now_s)
+            self._forget(request_id)
+            self._end(request_id, Cancelled(Usage(len(incoming.order.request.prompt_tokens), 0, 0)))
+        super().cancel(request_id)
+
+    def step(self) -> list[Event]:
+        scheduler = self._elsewhere
+        self._make_way()
+        scheduler.held_elsewhere = self._in_transit
+        batch = scheduler.schedule()
+        if batch.rows:
+            self._begin(batch)
+            result = self._runner.run(batch, self.kv.ledger_nonces)
+            events = scheduler.apply(result)
+            self._stepped_at_s = self._clock.now_s()
+            ends = {event.request_id: event.outcome for event in events if isinstance(event, EndedEvent)}
+            if self._outgoing:
+                self._offer(batch, {name for name, outcome in ends.items() if not isinstance(outcome, Completed)})
+        else:
+            events = scheduler.take_events()
+        for event in events:
+            if isinstance(event, EndedEvent):
+                self._let_go(event.request_id)
+                self._gave_up(event)
+        happened, self._happened = self._happened, []
+        return happened + events
+
+    # --- between steps ---
+
+    def turn(self) -> None:
+        """Lets the transport and the sessions go on. Once per turn of the loop."""
+        now_s = self._clock.now_s()
+        self._sending.turn(now_s)
+        self._receiving.turn(now_s)
+        self._sending.ended()
+        for end in self._receiving.ended():
+            self._arrived(end)
+        for request_id, incoming in list(self._incoming.items()):
+            if incoming.ends_at_s is not None and now_s >= incoming.ends_at_s:
+                self._receiving.cancel(incoming.order.handoff, Reason.DEADLINE, now_s)
+                self._forget(request_id)
+                self._end(request_id, Failed(DeadlineExceeded("the request's deadline passed before it was complete")))
+
+    def outbox(self) -> list[p.FromNode]:
+        """What is to be sent to the router."""
+        found: list[p.FromNode] = []
+        for message in (*self._sending.outbox(), *self._receiving.outbox()):
+            peer = message.receiver if message.role is Role.SENDER else message.sender
+            found.append(p.Relay(message.handoff, peer, encode(message)))
+        came, went = self._feed.take()
+        if came or went:
+            found.append(p.CacheChanges(came, went))
+        return found
+
+    def stats(self) -> EngineStats:
+        return replace(super().stats(), handoff=self._counted())
+
+    def close(self) -> None:
+        self._transport.close()
+        super().close()
+
+    # --- the side that computes the prompt ---
+
+    def _prefill(self, order: p.Prefill) -> None:
+        request = order.request
+        try:
+            request.checked(self.report.vocab_size)
+        except InvalidRequest as error:
+            self._end(request.request_id, self._elsewhere.refuse(error))
+            return
+        refused = self._elsewhere.submit(replace(request, max_output_tokens=1))
+        if refused is not None:
+            self._end(request.request_id, refused)
+            return
+        pages = (len(request.prompt_tokens) - 1) // self.report.page_tokens
+        if pages:
+            self._outgoing[request.request_id] = _Outgoing(order, pages)
+
+    def _begin(self, batch: Batch) -> None:
+        """Those that are admitted now say their Intent; requests that hold what has arrived have pinned it themselves."""
+        for row in batch.rows:
+            outgoing = self._outgoing.get(row.request_id)
+            if outgoing is not None and not outgoing.begun:
+                outgoing.begun = True
+                order, request = outgoing.order, outgoing.order.request
+                self._start(order.handoff, order.receiver, request.scope, request.prompt_tokens, outgoing.pages, order.timeout_s)
+            if self._held:
+                self._let_go(row.request_id)
+
+    def _start(self, handoff: str, receiver: str, scope: Scope, tokens: Sequence[int], pages: int, timeout_s: float) -> None:
+        self._sending.begin(
+            handoff,
+            receiver=receiver,
+            scope=scope,
+            tokens=tokens,
+            pages=pages,
+            deadline_s=timeout_s,
+            now_s=self._clock.now_s(),
+        )
+
+    def _offer(self, batch: Batch, failed: set[RequestId]) -> None:
+        """Offers the pages that the step has sealed."""
+        for row in batch.rows:
+            outgoing = self._outgoing.get(row.request_id)
+            if outgoing is None or row.request_id in failed:
+                continue
+            pages = min(outgoing.pages, row.table.valid_tokens // self.report.page_tokens)
+            if pages > outgoing.sent_pages:
+                self._sealed(outgoing.order.handoff, row.table, outgoing.sent_pages, pages)
+                outgoing.sent_pages = pages
+            if pages == outgoing.pages:
+                del self._outgoing[row.request_id]
+
+    def _sealed(self, handoff: str, table: TableView, first: int, end: int) -> None:
+        now_s = self._clock.now_s()
+        with reading(self.kv, table.scope, table.stamps[: 2 * end]) as pin:
+            if pin is None:  # Private pages went with the request: what they followed was found broken.
+                self._sending.cancel(handoff, Reason.SEAL, now_s)
+            else:
+                self._sending.sealed(handoff, pin, table.stamps[2 * first : 2 * end], now_s)
+
+    def _gave_up(self, event: EndedEvent) -> None:
+        """A request that ended before its whole prompt was computed hands nothing over."""
+        outgoing = self._outgoing.pop(event.request_id, None)
+        if outgoing is not None and outgoing.begun:
+            self._sending.cancel(outgoing.order.handoff, Reason.CANCELLED, self._clock.now_s())
+
+    # --- the side that answers ---
+
+    def _receive(self, order: p.Receive) -> None:
+        request = order.request
+        refused = self._never_fits(request)
+        if refused is not None:
+            self._end(request.request_id, refused)
+            return
+        ends_at_s = None if request.deadline_s is None else self._clock.now_s() + request.deadline_s
+        self._incoming[request.request_id] = _Incoming(order, ends_at_s)
+        self._request_of[order.handoff] = request.request_id
+        self._expect(order.handoff, request.scope, request.prompt_tokens, order.sender, order.timeout_s)
+
+    def _never_fits(self, request: Request) -> Refused | None:
+        try:
+            request.checked(self.report.vocab_size)
+        except InvalidRequest as error:
+            return self._elsewhere.refuse(error)
+        verdict = self.kv.verdict(len(request.prompt_tokens), request.max_output_tokens)
+        return self._elsewhere.refuse(verdict.error()) if isinstance(verdict, NeverFits) else None
+
+    def _expect(self, handoff: str, scope: Scope, tokens: tuple[int, ...], sender: str, timeout_s: float) -> None:
+        self._receiving.expect(handoff, sender=sender, scope=scope, tokens=tokens, deadline_s=timeout_s, now_s=self._clock.now_s())
+
+    def _arrived(self, end: End) -> None:
+        request_id = self._request_of.get(end.handoff)
+        if request_id is None:  # Nobody waits for it (any more): what has arrived stays in the prefix cache.
+            if end.grant is not None:
+                self.kv.drop(end.grant)
+        elif not isinstance(end.outcome, Delivered) or end.grant is None:
+            self._failed(request_id)
+        else:
+            self._held[request_id] = end.grant
+            self._submit(request_id)
+
+    def _failed(self, request_id: RequestId) -> None:
+        if self._node.on_failure == "fail":
+            self._forget(request_id)
+            why = "the cache pages of this request did not arrive from the node that computed them; nothing of them was used"
+            self._end(request_id, Failed(KVTransferFailed(why)))
+        else:
+            self._recomputed += 1
+            self._submit(request_id)
+
+    def _submit(self, request_id: RequestId) -> None:
+        incoming = self._forget(request_id)
+        request = incoming.order.request
+        if incoming.ends_at_s is not None:
+            request = replace(request, deadline_s=max(0.0, incoming.ends_at_s - self._clock.now_s()))
+        refused = self._elsewhere.submit(request)
+        if refused is not None:
+            self._let_go(request_id)
+            self._end(request_id, refused)
+
+    def _forget(self, request_id: RequestId) -> _Incoming:
+        incoming = self._incoming.pop(request_id)
+        del self._request_of[incoming.order.handoff]
+        return incoming
+
+    def _end(self, request_id: RequestId, outcome: Cancelled | Failed | Refused) -> None:
+        self._happened.append(EndedEvent(request_id, outcome))
+
+    # --- pages held for those who wait ---
+
+    def _let_go(self, request_id: RequestId) -> None:
+        grant = self._held.pop(request_id, None)
+        if grant is not None:
+            self.kv.drop(grant)
+
+    def _make_way(self) -> None:
+        """Those that run need a page each to go on, and the first in line needs all when nobody runs: pins of those who wait give way.
+        What they held stays cached, first to be found and last to be evicted."""
+        scheduler = self._elsewhere
+        while self._held and (not scheduler.running or self.kv.available_pages <= scheduler.running):
+            self._let_go(next(reversed(self._held)))
+
+    # --- copies without a request ---
+
+    def _give(self, order: p.Give) -> None:
+        """Hands over the whole run of pages, or nothing: what has been evicted meanwhile is not worth computing again."""
+        stamps = self.kv.cache.probe(order.scope, pack_tokens(order.tokens))
+        pages = len(stamps) // 2
+        if pages < (len(order.tokens) - 1) // self.report.page_tokens or not pages:
+            return
+        self._start(order.handoff, order.receiver, order.scope, order.tokens, pages, order.timeout_s)
+        with reading(self.kv, order.scope, stamps) as pin:
+            if pin is not None:
+                self._sending.sealed(order.handoff, pin, stamps, self._clock.now_s())
+
+    # --- messages of the sessions ---
+
+    def _relayed(self, handoff: str, body: bytes) -> None:
+        now_s = self._clock.now_s()
+        try:
+            message = decode(body)
+        except MessageInvalid as error:
+            reason = Reason.PROTOCOL if error.version is None else Reason.VERSION
+            self._sending.cancel(handoff, reason, now_s)
+            self._receiving.cancel(handoff, reason, now_s)
+            return
+        if message.role is Role.SENDER:
+            self._receiving.message(message, now_s)
+        else:
+            self._sending.message(message, now_s)
+
+    def _counted(self) -> dict[str, int]:
+        sent, received = self._sending.counters, self._receiving.counters
+        failed: dict[str, int] = {}
+        for reason, count in (*sent.failed.items(), *received.failed.items()):
+            failed[f"failed_{reason}"] = failed.get(f"failed_{reason}", 0) + count
+        return {
+            "sent": sent.delivered,
+            "received": received.delivered,
+            "recomputed": self._recomputed,
+            "pages": received.pages,
+            "bytes": received.bytes,
+            "ignored_messages": sent.ignored_messages + received.ignored_messages,
+            "quarantined_pages": received.quarantined_pages,
+            **failed,
+        }

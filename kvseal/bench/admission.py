@@ -3,17 +3,21 @@
 Owns a model of time alone: the scheduler and the KV manager are the real ones, only the computing is replaced by its cost. A step that
 computes N tokens takes max(1, N / `CROSSOVER_TOKENS`) units: below the crossover it is bound by reading the weights, above by arithmetic.
 Compared are: reservation of the longest request for each (the classic contiguous cache), reservation of each request's true length by an
-oracle, a pool without limit, and the paged pool. Prints output tokens per unit of time, waste (1 - live / allocated slots), preemptions.
+oracle, a pool without limit, and the paged pool: output tokens per unit of time, waste (1 - live / allocated slots), preemptions. Each pair
+is another window of 300 requests.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
+from kvseal.bench.suite.board import Entry, Result, Side, Target
+from kvseal.bench.suite.command import Context, benchmark_main
+from kvseal.bench.suite.workloads import lengths
 from kvseal.core.batch import BatchResult, Row, RowResult
 from kvseal.core.clock import ManualClock
 from kvseal.core.events import EndedEvent
@@ -78,10 +82,10 @@ def paged(load: Sequence[Lengths], slots: int, *, max_running: int = AT_ONCE, fo
     kv = _manager(slots)
     clock = ManualClock()
     scheduler = Scheduler(kv, clock, chunk_tokens=CHUNK_TOKENS, max_running=max_running, max_queued=len(load), page_tokens=PAGE_TOKENS)
-    lengths = {}
+    asked = {}
     for index, one in enumerate(load):
         request = _request(index, one, forced)
-        lengths[request.request_id] = one
+        asked[request.request_id] = one
         refused = scheduler.submit(request)
         if refused is not None:
             raise refused.error
@@ -94,10 +98,10 @@ def paged(load: Sequence[Lengths], slots: int, *, max_running: int = AT_ONCE, fo
         live += took * sum(row.end for row in batch.rows)
         usage = kv.usage()
         allocated += took * (usage.leased + usage.sealed - usage.evictable) * PAGE_TOKENS
-        events = scheduler.apply(BatchResult(batch.step, tuple(_computed(row, lengths[row.request_id]) for row in batch.rows)))
+        events = scheduler.apply(BatchResult(batch.step, tuple(_computed(row, asked[row.request_id]) for row in batch.rows)))
         for event in events:
             if isinstance(event, EndedEvent):
-                del lengths[event.request_id]
+                del asked[event.request_id]
     counters = scheduler.counters
     return Outcome(sum(one.output_tokens for one in load), units, 1 - live / allocated, counters.preemptions, counters.recomputed_tokens)
 
@@ -154,28 +158,53 @@ def _computed(row: Row, one: Lengths) -> RowResult:
     return RowResult(row.request_id, token=STOP_TOKEN if last else 2 + row.end % 49_000, page_digests=digests)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Event model of admission: paged pool against reservation and against no limit.")
-    parser.add_argument("trace", type=Path, help='JSON lines with "turns": [["h", tokens], ["g", tokens], ...]')
-    parser.add_argument("--slots", type=int, default=SLOTS)
-    parser.add_argument("--requests", type=int, default=AT_ONCE)
-    parser.add_argument("--skip", type=int, default=0, help="requests to skip at the start of the trace")
-    options = parser.parse_args()
-    load = first_turns(options.trace, requests=options.requests, skip=options.skip)
-    unlimited = paged(load, sum(one.total_tokens + PAGE_TOKENS for one in load))
-    print(f"{len(load)} requests at once, {options.slots} slots; step = max(1, tokens / {CROSSOVER_TOKENS})")
-    print(f"{'':28}{'tokens/unit':>12}{'/ unlimited':>12}{'waste':>8}{'preempted':>10}{'recomputed':>11}")
-    rows = {
-        "reserve the longest": reserved(load, options.slots, longest_tokens=LONGEST_TOKENS),
-        "reserve by oracle": reserved(load, options.slots, longest_tokens=None),
-        "paged, lengths unknown": paged(load, options.slots),
-        "paged, lengths forced": paged(load, options.slots, forced=True),
-        "unlimited slots": unlimited,
-    }
-    for name, got in rows.items():
-        ratio = got.rate / unlimited.rate
-        print(f"{name:28}{got.rate:12.2f}{ratio:12.3f}{got.waste:8.1%}{got.preemptions:10d}{got.recomputed_tokens:11d}")
+def entries_of(windows: Sequence[Sequence[Lengths]], slots: int) -> list[Entry]:
+    """Each window of requests is a pair."""
+    unlimited = [paged(load, sum(one.total_tokens + PAGE_TOKENS for one in load)) for load in windows]
+    hidden = [paged(load, slots) for load in windows]
+    forced = [paged(load, slots, forced=True) for load in windows]
+    longest = [reserved(load, slots, longest_tokens=LONGEST_TOKENS) for load in windows]
+    oracle = [reserved(load, slots, longest_tokens=None) for load in windows]
+
+    def against(figure: str, name: str, some: Sequence[Outcome], other: str, others: Sequence[Outcome], target: Target, note: str) -> Entry:
+        a = Side(f"paged, {slots} slots", "tokens/unit", tuple(one.rate for one in some))
+        b = Side(other, "tokens/unit", tuple(one.rate for one in others))
+        return Entry(figure=figure, name=f"{name}, event model", a=a, b=b, target=target, note=note)
+
+    size = f"{len(windows[0])} at once"
+    ceiling = median(one.rate / other.rate for one, other in zip(unlimited, longest, strict=True))
+    unknown, known = f"{size}, output lengths unknown", f"{size}, output lengths known"
+    bound = f"; slots without limit would give {ceiling:.2f}"
+    lost = f"{sum(one.preemptions for one in hidden)} preempted, {sum(one.recomputed_tokens for one in hidden)} tokens computed again"
+    waste = Side("1 - live / allocated slots", "%", tuple(100 * one.waste for one in hidden))
+    return [
+        against("1", "paged / longest reserved", hidden, f"{LONGEST_TOKENS} slots each", longest, Target(low=2.4), unknown + bound),
+        against("1", "paged / oracle", hidden, "true length each", oracle, Target(low=1.0), unknown),
+        against("1", "paged / longest reserved (known)", forced, f"{LONGEST_TOKENS} slots each", longest, Target(low=2.4), known + bound),
+        against("1", "paged / oracle (known)", forced, "true length each", oracle, Target(low=1.0), known),
+        Entry(figure="1", name="KV waste, event model", a=waste, target=Target(high=3.5), note=unknown),
+        against("2", "no thrash: limited / unlimited slots", hidden, "slots for all", unlimited, Target(low=0.95), f"{unknown}; {lost}"),
+        against("2", "no thrash (known)", forced, "slots for all", unlimited, Target(low=0.95), known),
+    ]
+
+
+def run(context: Context) -> Result:
+    windows = []
+    real = True
+    for window in range(context.pairs):
+        found, real = lengths(context.traces, longest_tokens=LONGEST_TOKENS, requests=AT_ONCE, skip=window * AT_ONCE)
+        windows.append([Lengths(prompt, output) for prompt, output in found])
+    remarks = [f"a step of N tokens takes max(1, N / {CROSSOVER_TOKENS}) units; chunks of {CHUNK_TOKENS}, all may run at once"]
+    if not real:
+        remarks.append("lengths are synthetic: ShareGPT's were not found (--traces)")
+    return Result(
+        name="admission", title="How full the pool is kept, by an event model", entries=entries_of(windows, SLOTS), remarks=remarks
+    )
+
+
+def main() -> int:
+    return benchmark_main("admission", __doc__ or "", run)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

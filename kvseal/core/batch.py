@@ -78,9 +78,8 @@ class TokenLogprobs:
     """Most likely first."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowResult:
-    """What became of a row. With `broken`, nothing else in it may be used."""
+class RowResult(NamedTuple):
+    """What became of a row. With `broken`, nothing else in it may be used. A named tuple, like `Row`."""
 
     request_id: RequestId
     token: int | None = None

@@ -6,6 +6,7 @@ against seals).
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from enum import IntEnum
 
@@ -68,6 +69,25 @@ class Ledger:
         """Memory of all columns."""
         columns = (self.state, self.nonce, self.holder, self.pins, self.tickets, self.filled, self.ordinal, self.scope, self.digest)
         return sum(column.nbytes for column in (*columns, self.cached, self.doomed))
+
+    def require_current(self, stamps: array[int]) -> None:
+        """Compares every nonce before anything is done with the pages (L3)."""
+        nonce_at, pairs = self.nonce_at, iter(stamps)
+        try:
+            for page, nonce in zip(pairs, pairs, strict=True):
+                if nonce_at[page] != nonce or not nonce:
+                    raise LawBroken(Law.L3, f"the stamp of page {page} is not its current hand-out")
+        except IndexError:
+            raise LawBroken(Law.L3, f"a stamp names a page outside the pool of {self.pages}") from None
+
+    def require_sealed(self, page: int, scope_words: tuple[int, int], ordinal: int) -> None:
+        """Raises `LawBroken` unless this is a sealed page of this scope with this ordinal (L4, L6, L7)."""
+        if self.state_at[page] != PageState.SEALED:
+            raise LawBroken(Law.L7, f"page {page} would be shared before it is sealed")
+        if self.scope_at[2 * page] != scope_words[0] or self.scope_at[2 * page + 1] != scope_words[1]:
+            raise LawBroken(Law.L4, f"page {page} belongs to another scope")
+        if self.ordinal_at[page] != ordinal:
+            raise LawBroken(Law.L6, f"page {page} has ordinal {self.ordinal_at[page]}, not {ordinal}")
 
     def evictable(self) -> npt.NDArray[np.bool_]:
         """[pages]; True where evicting the page would make it free."""

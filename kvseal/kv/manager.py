@@ -183,11 +183,18 @@ class KVManager:
         copy of each run, and a request's table is a path of the tree. Raises `LawBroken` (L5, L7) on counts that do not match.
         """
         table = grant.table
-        inside_page = end_tokens % self._page_tokens and not page_digests
-        if inside_page and len(tokens) == 1 and table.valid_tokens + 1 == end_tokens <= grant.room_tokens:
-            table.valid_tokens = end_tokens  # one token inside a page: nearly every commit there is
-            grant.tokens.append(tokens[0])
-            return
+        if table.valid_tokens + 1 == end_tokens <= grant.room_tokens and len(tokens) == 1:
+            inside_page = end_tokens % self._page_tokens
+            if inside_page and not page_digests:  # nearly every commit there is
+                table.valid_tokens = end_tokens
+                grant.tokens.append(tokens[0])
+                return
+            if not inside_page and len(page_digests) == 1:  # and nearly every other
+                self._require_open(grant)
+                table.valid_tokens = end_tokens
+                grant.tokens.append(tokens[0])
+                self._seal_one(grant, end_tokens, page_digests[0])
+                return
         self._require_open(grant)
         first_page, full_pages = table.valid_tokens // self._page_tokens, end_tokens // self._page_tokens
         if len(tokens) != end_tokens - table.valid_tokens:
@@ -304,9 +311,21 @@ class KVManager:
     def _make_room(self, pages: int) -> None:
         self.cache.evict(pages - self.pool.free_pages)
 
-    def _seal(self, grant: Grant, first_page: int, digests: Sequence[bytes]) -> None:
+    def _seal_one(self, grant: Grant, end_tokens: int, digest: bytes) -> None:
+        """`_seal` for the page that decoding has just filled."""
+        page, nonce = self.pool.seal_one(grant.lease, grant.pin, digest)
         size = self._page_tokens
-        sealed = self.pool.seal(grant.lease, grant.pin, digests)
+        run = grant.tokens[end_tokens - size :].tobytes()
+        at = 2 * (end_tokens // size)
+        parent = grant.table.stamps[at - 4] if at > 2 else None
+        if not self.cache.publish_one(grant.pin, parent, run, page, nonce):
+            self._publish(grant, at // 2 - 1, array("Q", (page, nonce)), (digest,))
+
+    def _seal(self, grant: Grant, first_page: int, digests: Sequence[bytes]) -> None:
+        self._publish(grant, first_page, self.pool.seal(grant.lease, grant.pin, digests), digests)
+
+    def _publish(self, grant: Grant, first_page: int, sealed: array[int], digests: Sequence[bytes]) -> None:
+        size = self._page_tokens
         parent = grant.table.stamps[2 * first_page - 2] if first_page else None
         if parent is not None and not self.cache.holds(parent):
             return  # what it follows was forgotten: its pages stay its own, and go with it

@@ -15,6 +15,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from struct import pack_into
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +52,7 @@ class PagePool:
         self.lost_handles = 0
         """Handles that the garbage collector found open. Each is a bug; their pages are in quarantine."""
         self._page_tokens = geometry.page_tokens
+        self._require_current = self.ledger.require_current
         self._wipe = wipe
         self._nonces = NonceSource(secret)
         self._free = np.arange(pages - 1, -1, -1, dtype=np.int32)  # a stack: the page freed last is handed out first
@@ -84,23 +86,23 @@ class PagePool:
         top = self._counts[_FREE]
         if pages > top:
             return None
-        ledger, fresh, (low, high) = self.ledger, array("Q"), lease.scope_words
+        ledger, held, (low, high) = self.ledger, lease.stamps, lease.scope_words
+        scope_at, free_at, next_nonce, first = ledger.scope_at, self._free_at, self._nonces.next, len(held)
         self._counts[_FREE] -= pages
         self._counts[_LEASED] += pages
         for place in range(top - 1, top - 1 - pages, -1):
-            page, nonce = self._free_at[place], self._nonces.next()
+            page, nonce = free_at[place], next_nonce()
             ledger.state_at[page] = _LEASED
             ledger.nonce_at[page] = nonce
             ledger.holder_at[page] = lease.holder
             ledger.filled_at[page] = 0
             ledger.ordinal_at[page] = lease.next_ordinal
-            ledger.scope_at[2 * page] = low
-            ledger.scope_at[2 * page + 1] = high
+            scope_at[2 * page] = low
+            scope_at[2 * page + 1] = high
             lease.next_ordinal += 1
-            fresh.append(page)
-            fresh.append(nonce)
-        lease.stamps.extend(fresh)
-        return fresh
+            held.append(page)
+            held.append(nonce)
+        return held[first:]
 
     def commit(self, lease: Lease, page: int, filled: int) -> None:
         """Records that `filled` slots of a page are written in every layer. Raises `LawBroken` (L4, L5)."""
@@ -116,7 +118,7 @@ class PagePool:
         page only, in every layer: it is the evidence that the page is full (L7)."""
         self._require_open(lease)
         self._require_open(pin)
-        ledger, pages = self.ledger, len(digests)
+        pages = len(digests)
         sealed = lease.stamps[: 2 * pages]
         if len(sealed) != 2 * pages or lease.scope != pin.scope or any(len(digest) != DIGEST_BYTES for digest in digests):
             raise LawBroken(Law.L7, "sealing needs one 16-byte digest for each page, all leased, and a pin of the same scope")
@@ -124,14 +126,36 @@ class PagePool:
         self._counts[_LEASED] -= pages
         self._counts[_SEALED] += pages
         for page, digest in zip(sealed[::2], digests, strict=True):
-            ledger.state_at[page] = _SEALED
-            ledger.filled_at[page] = self._page_tokens
-            ledger.holder_at[page] = 0
-            ledger.pins_at[page] = 1
-            ledger.digest_at[DIGEST_BYTES * page : DIGEST_BYTES * (page + 1)] = digest
+            self._seal_page(page, digest)
         del lease.stamps[: 2 * pages]
         pin.stamps.extend(sealed)
         return sealed
+
+    def seal_one(self, lease: Lease, pin: Pin, digest: bytes) -> tuple[int, int]:
+        """`seal` for the first page of a lease alone; returns its page and nonce."""
+        self._require_open(lease)
+        self._require_open(pin)
+        ledger, held = self.ledger, lease.stamps
+        if not held or lease.scope != pin.scope or len(digest) != DIGEST_BYTES:
+            raise LawBroken(Law.L7, "sealing needs a 16-byte digest, a leased page, and a pin of the same scope")
+        page, nonce = held[0], held[1]
+        if ledger.nonce_at[page] != nonce:
+            raise LawBroken(Law.L3, f"the stamp of page {page} is not its current hand-out")
+        self._counts[_LEASED] -= 1
+        self._counts[_SEALED] += 1
+        self._seal_page(page, digest)
+        del held[:2]
+        pin.stamps.append(page)
+        pin.stamps.append(nonce)
+        return page, nonce
+
+    def _seal_page(self, page: int, digest: bytes) -> None:
+        ledger = self.ledger
+        ledger.state_at[page] = _SEALED
+        ledger.filled_at[page] = self._page_tokens
+        ledger.holder_at[page] = 0
+        ledger.pins_at[page] = 1
+        pack_into("16s", ledger.digest_at, DIGEST_BYTES * page, digest)
 
     def give_up(self, lease: Lease, keep_pages: int, next_ordinal: int) -> None:
         """Releases all but the first `keep_pages` pages of a lease (trim); it goes on with `next_ordinal`."""
@@ -187,16 +211,9 @@ class PagePool:
     def require_sealed(self, stamps: array[int], scope_words: tuple[int, int], first_ordinal: int) -> None:
         """Raises `LawBroken` unless these are sealed pages of this scope with consecutive ordinals (L3, L4, L6, L7)."""
         self._require_current(stamps)
-        ledger, (low, high), ordinal = self.ledger, scope_words, first_ordinal
-        state_at, scope_at, ordinal_at = ledger.state_at, ledger.scope_at, ledger.ordinal_at
-        for page in stamps[::2]:
-            if state_at[page] != _SEALED:
-                raise LawBroken(Law.L7, f"page {page} would be shared before it is sealed")
-            if scope_at[2 * page] != low or scope_at[2 * page + 1] != high:
-                raise LawBroken(Law.L4, f"page {page} belongs to another scope")
-            if ordinal_at[page] != ordinal:
-                raise LawBroken(Law.L6, f"page {page} has ordinal {ordinal_at[page]}, not {ordinal}")
-            ordinal += 1
+        require_sealed = self.ledger.require_sealed
+        for ordinal, page in enumerate(stamps[::2], first_ordinal):
+            require_sealed(page, scope_words, ordinal)
 
     def enter_cache(self, stamps: array[int]) -> None:
         """The prefix cache now holds these sealed, pinned pages; they stay sealed when the last pin is gone."""
@@ -205,6 +222,16 @@ class PagePool:
             if cached_at[page] or not pins_at[page]:
                 raise LawBroken(Law.L2, f"page {page} enters the prefix cache twice, or with nobody holding it")
             cached_at[page] = 1
+
+    def enter_cache_one(self, page: int, nonce: int, scope_words: tuple[int, int], parent_page: int) -> None:
+        """`require_sealed` and `enter_cache` for one page that follows `parent_page`."""
+        ledger = self.ledger
+        if ledger.nonce_at[page] != nonce:
+            raise LawBroken(Law.L3, f"the stamp of page {page} is not its current hand-out")
+        ledger.require_sealed(page, scope_words, ledger.ordinal_at[parent_page] + 1)
+        if ledger.cached_at[page] or not ledger.pins_at[page]:
+            raise LawBroken(Law.L2, f"page {page} enters the prefix cache twice, or with nobody holding it")
+        ledger.cached_at[page] = 1
 
     def leave_cache(self, stamps: array[int]) -> None:
         """The prefix cache has let go of these pages; those that nobody pins go back."""
@@ -217,8 +244,7 @@ class PagePool:
             self.evictable_pages -= self._is_evictable(page)
             ledger.cached_at[page] = 0
             if not ledger.pins_at[page]:
-                unpinned.append(page)
-                unpinned.append(nonce)
+                unpinned.extend((page, nonce))
         self._leave(unpinned, _SEALED)
 
     def digest(self, page: int) -> bytes:
@@ -248,8 +274,7 @@ class PagePool:
             if not proven:
                 ledger.doomed_at[page] = 1
             if ledger.state_at[page] == _DRAINING:
-                drained.append(page)
-                drained.append(nonce)
+                drained.extend((page, nonce))
             else:
                 self.evictable_pages += self._is_evictable(page)
         self._leave(drained, _DRAINING)
@@ -275,8 +300,7 @@ class PagePool:
         """Stamps of the pages in quarantine that no ticket is open on; what a `QuietProof` would name. O(pool)."""
         found, ledger = array("Q"), self.ledger
         for page in np.flatnonzero((ledger.state == _QUARANTINED) & (ledger.tickets == 0)).tolist():
-            found.append(page)
-            found.append(ledger.nonce_at[page])
+            found.extend((page, ledger.nonce_at[page]))
         return found
 
     # --- proof ----------------------------------------------------------------------------------------------
@@ -314,16 +338,6 @@ class PagePool:
         if not handle.open:
             raise LawBroken(Law.L2, f"a {type(handle).__name__.lower()} is used after its release")
 
-    def _require_current(self, stamps: array[int]) -> None:
-        """Compares every nonce with the ledger before anything is done with the pages (L3)."""
-        nonce_at, pairs = self.ledger.nonce_at, iter(stamps)
-        try:
-            for page, nonce in zip(pairs, pairs, strict=True):
-                if nonce_at[page] != nonce or not nonce:
-                    raise LawBroken(Law.L3, f"the stamp of page {page} is not its current hand-out")
-        except IndexError:
-            raise LawBroken(Law.L3, f"a stamp names a page outside the pool of {self.pages}") from None
-
     def _is_evictable(self, page: int) -> bool:
         """Evicting it would make it free."""
         ledger = self.ledger
@@ -347,8 +361,7 @@ class PagePool:
             if ledger.pins_at[page]:
                 continue
             if not ledger.cached_at[page]:
-                unpinned.append(page)
-                unpinned.append(nonce)
+                unpinned.extend((page, nonce))
             else:
                 self.evictable_pages += self._is_evictable(page)
         self._leave(unpinned, _SEALED)

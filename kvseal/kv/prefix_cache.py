@@ -59,6 +59,18 @@ class PrefixCache:
             self.feed.published(pin.scope, parent_page, run, known + fresh)
         return known
 
+    def publish_one(self, pin: Pin, parent_page: int | None, run: bytes, page: int, nonce: int) -> bool:
+        """`publish` for one page that goes on where its parent's run ends: nearly every page that decoding fills. False, and nothing has
+        changed, where the tree has another shape."""
+        home = self.tree.tip(pin.scope, parent_page)
+        if home is None or parent_page is None:
+            return False
+        self._pool.enter_cache_one(page, nonce, pin.scope_words, parent_page)
+        self.tree.append_one(home, run, page, nonce)
+        if self.feed is not None:
+            self.feed.published(pin.scope, parent_page, run, array("Q", (page, nonce)))
+        return True
+
     def unpinned(self, stamps: array[int]) -> None:
         """To be told after pages have been unpinned: the last cached one is where eviction may begin."""
         for page in reversed(stamps[::2]):

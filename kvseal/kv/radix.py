@@ -21,11 +21,11 @@ class Node:
 
     __slots__ = ("children", "last_use", "parent", "queued", "run", "scope", "stamps")
 
-    def __init__(self, scope: Scope, parent: Node | None, run: bytes, stamps: array[int]) -> None:
+    def __init__(self, scope: Scope, parent: Node | None, run: bytes | bytearray, stamps: array[int]) -> None:
         self.scope = scope
         self.parent = parent
-        self.run = run
-        """Packed tokens of all its pages."""
+        self.run = bytearray(run)
+        """Packed tokens of all its pages; a bytearray, so that a sequence that grows page by page does not copy what it has."""
         self.stamps = stamps
         """page, nonce, ... of its pages; empty for a root and for a node that has been taken out."""
         self.children: dict[bytes, Node] = {}
@@ -70,7 +70,7 @@ class RadixTree:
                 found.extend(node.stamps)
                 at += len(node.run)
             else:
-                found.extend(node.stamps[: 2 * self._common_pages(node.run, 0, run[at:end], 0)])
+                found.extend(node.stamps[: 2 * self._common_pages(node.run, 0, run, at, end)])
                 break
         return found
 
@@ -85,7 +85,7 @@ class RadixTree:
         at = 0
         while at < len(run):
             if offset < node.pages:
-                same = self._common_pages(node.run, offset * self._page_bytes, run, at)
+                same = self._common_pages(node.run, offset * self._page_bytes, run, at, len(run))
                 known.extend(node.stamps[2 * offset : 2 * (offset + same)])
                 at += same * self._page_bytes
                 offset += same
@@ -99,6 +99,21 @@ class RadixTree:
             self._append(node, run[at:], stamps[len(known) :])
             break
         return known
+
+    def tip(self, scope: Scope, page: int | None) -> Node | None:
+        """The node of this scope that ends with this page and has nothing below it."""
+        node = self._homes[page] if page is not None else None
+        if node is None or node.children or node.stamps[-2] != page or node.scope != scope:
+            return None
+        return node
+
+    def append_one(self, tip: Node, run: bytes, page: int, nonce: int) -> None:
+        """One more page behind what `tip` has found."""
+        tip.run += run
+        tip.stamps.append(page)
+        tip.stamps.append(nonce)
+        self._homes[page] = tip
+        self.pages += 1
 
     def cut(self, page: int) -> array[int]:
         """Takes a page and everything that follows it out of the tree; returns their stamps, parents first."""
@@ -132,8 +147,7 @@ class RadixTree:
         """Raises `LawBroken` (L2) unless every page has one place, every node its home entries and every edge the right key. O(tree)."""
         seen = 0
         for node in self.nodes():
-            first = node.run[: self._page_bytes]
-            linked = node.parent is not None and node.parent.children.get(first) is node and node.parent.scope == node.scope
+            linked = node.parent is not None and node.parent.children.get(self._first(node)) is node and node.parent.scope == node.scope
             homes = all(self._homes[page] is node for page in node.stamps[::2])
             if not (linked and homes and node.pages and len(node.run) == node.pages * self._page_bytes):
                 raise LawBroken(Law.L2, "a node of the prefix tree is out of place")
@@ -159,10 +173,13 @@ class RadixTree:
             return len(node.stamps) // 2 - 1
         return node.stamps[::2].index(page)
 
-    def _common_pages(self, run: bytes, at: int, other: bytes, other_at: int) -> int:
+    def _first(self, node: Node) -> bytes:
+        return bytes(node.run[: self._page_bytes])
+
+    def _common_pages(self, run: bytearray, at: int, other: bytes, other_at: int, other_end: int) -> int:
         """How many pages the two runs share from these byte offsets on: memcmp of halves, so O(pages compared)."""
         size = self._page_bytes
-        low, high = 0, min(len(run) - at, len(other) - other_at) // size
+        low, high = 0, min(len(run) - at, other_end - other_at) // size
         if run[at : at + high * size] == other[other_at : other_at + high * size]:
             return high
         while high - low > 1:
@@ -182,9 +199,9 @@ class RadixTree:
         upper = Node(node.scope, parent, node.run[:size], node.stamps[: 2 * offset])
         upper.last_use = node.last_use
         self.node_count += 1
-        parent.children[upper.run[: self._page_bytes]] = upper
+        parent.children[self._first(upper)] = upper
         node.parent, node.run, node.stamps = upper, node.run[size:], node.stamps[2 * offset :]
-        upper.children[node.run[: self._page_bytes]] = node
+        upper.children[self._first(node)] = node
         self._settle(upper, upper.stamps)
         return upper
 
@@ -214,7 +231,7 @@ class RadixTree:
             self.node_count -= 1
             waiting.extend(below.children.values())
             gone.extend(below.stamps)
-            below.children, below.stamps, below.run = {}, array("Q"), b""
+            below.children, below.stamps, below.run = {}, array("Q"), bytearray()
         if offset:
             node.stamps, node.run = node.stamps[: 2 * offset], node.run[: offset * self._page_bytes]
         else:
@@ -230,8 +247,8 @@ class RadixTree:
         if parent is None:
             raise LawBroken(Law.L2, "a root cannot be cut")
         self.node_count -= 1
-        del parent.children[node.run[: self._page_bytes]]
+        del parent.children[self._first(node)]
         parent.last_use = max(parent.last_use, node.last_use)
         if parent.parent is None and not parent.children:
             del self._roots[parent.scope]
-        node.stamps, node.run = array("Q"), b""
+        node.stamps, node.run = array("Q"), bytearray()

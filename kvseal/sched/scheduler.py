@@ -22,7 +22,7 @@ step in flight touches is ticketed before it is dropped), L11, L12 (a broken sea
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 
 from kvseal.core.batch import Batch, BatchResult, Row, RowResult
 from kvseal.core.clock import Clock
@@ -30,7 +30,7 @@ from kvseal.core.errors import BrokenSeal, DeadlineExceeded, LawBroken, RequestE
 from kvseal.core.events import EndedEvent, Event, TokensEvent
 from kvseal.core.ids import RequestId
 from kvseal.core.laws import Law
-from kvseal.core.outcome import Cancelled, Completed, Failed, FinishReason, Outcome, Refused
+from kvseal.core.outcome import Cancelled, Failed, Outcome, Refused
 from kvseal.core.request import Request
 from kvseal.kv.capacity import NeverFits
 from kvseal.kv.handles import Ticket
@@ -41,12 +41,15 @@ from kvseal.sched.chunk import StepSize
 from kvseal.sched.counters import SchedulerCounters
 from kvseal.sched.deadlines import Deadlines
 from kvseal.sched.line import Pace, WaitingLine
+from kvseal.sched.rows import chunk_row, completion, decode_row, full_event, new_tuple
 from kvseal.sched.sequence import Decoding, Ended, Prefilling, Sequence, Waiting
 
 _ASIDE_PER_STEP = 16
 """How many waiting sequences may be set aside in one step to share a prefill; bounds the work of a step."""
 
 _KEY = attrgetter("key")
+_ID = itemgetter(0)
+"""The request's id in a `Row` and in a `RowResult`."""
 
 
 class Scheduler:
@@ -81,6 +84,7 @@ class Scheduler:
         self._pace = Pace()
         self._batch: Batch | None = None
         self._began_s = 0.0
+        self._step_tokens = 0
         self._flight: list[Sequence] = []
         self._tickets: list[Ticket] = []
         self._events: list[Event] = []
@@ -155,12 +159,14 @@ class Scheduler:
         preemptions = self.counters.preemptions
         rows: list[Row] = []
         self._flight = []
+        self._step_tokens = 0
         left = self._continue(rows)
         if not self._blocked and self.counters.preemptions == preemptions:
             self._admit(rows, left)
         batch = Batch(self.counters.steps + 1, tuple(rows))
         if rows:
             self._batch = batch
+            self._step_tokens += len(rows)
             self._began_s = self._clock.now_s()
         return batch
 
@@ -169,27 +175,33 @@ class Scheduler:
         batch = self._batch
         if batch is None or result.step != batch.step or len(result.rows) != len(batch.rows):
             raise LawBroken(Law.L6, "the result is not that of the batch in flight")
-        for row, out in zip(batch.rows, result.rows, strict=True):
-            if out.request_id != row.request_id:
-                raise LawBroken(Law.L6, f"a result row bears the id {out.request_id}, its batch row {row.request_id}")
+        if list(map(_ID, batch.rows)) != list(map(_ID, result.rows)):
+            raise LawBroken(Law.L6, "a result row bears another request's id than its batch row")
         self._batch = None
-        self._step_size.took(batch.total_tokens, self._clock.now_s() - self._began_s)
+        self._step_size.took(self._step_tokens, self._clock.now_s() - self._began_s)
         self.counters.steps += 1
         if self._tickets:
             self._kv.settle(self._tickets, [out.broken for out in result.rows if out.broken is not None])
             self._tickets.clear()
-        commit = self._kv.commit
+        commit, events = self._kv.commit, self._events
         for sequence, row, out in zip(self._flight, batch.rows, result.rows, strict=True):
+            request_id, token, logprobs, _, digests, broken, failed = out
             state = sequence.state
-            if out.broken is not None:
-                self._break(sequence, out.broken)
-            elif out.failed is not None or type(state) is not Decoding:
+            if broken is not None:
+                self._break(sequence, broken)
+            elif failed is not None or type(state) is not Decoding:
                 self._advance(sequence, row, out)
             else:
-                end = row.start + 1
-                commit(state.grant, row.tokens, end, out.page_digests)
-                sequence.computed_tokens = end
-                self._emit(sequence, out)
+                sequence.computed_tokens = end = row.start + 1
+                commit(state.grant, row.tokens, end, digests)
+                if token is None or logprobs is not None:
+                    self._emit(sequence, out)
+                    continue
+                tokens = sequence.tokens  # `_emit` without its detours: what nearly every token passes through
+                tokens.append(token)
+                events.append(new_tuple(TokensEvent, (request_id, (token,), (), (), sequence.cached_tokens or 0)))
+                if token in sequence.stop_token_ids or len(tokens) >= sequence.last_tokens:
+                    self._complete(sequence, token)
         self._flight = []
         return self.take_events()
 
@@ -201,24 +213,11 @@ class Scheduler:
         flight = self._flight
         for sequence in self._running:
             state = sequence.state
-            start = sequence.computed_tokens
             if type(state) is Decoding:
-                if start >= sequence.room_tokens and not self._grow(sequence, start + 1):
-                    continue
-                tokens = sequence.tokens
-                rows.append(
-                    Row(
-                        sequence.request_id,
-                        tokens[start:],
-                        start,
-                        state.grant.table,
-                        sequence.sampling,
-                        True,
-                        tokens,
-                        sequence.prompt_tokens,
-                    )
-                )
-                flight.append(sequence)
+                start = sequence.computed_tokens
+                if start < sequence.room_tokens or self._grow(sequence, start + 1):
+                    rows.append(decode_row(sequence, state.grant))
+                    flight.append(sequence)
             elif left and type(state) is Prefilling:
                 end = self._chunk_end(sequence, left)
                 if end <= sequence.room_tokens or self._grow(sequence, end):
@@ -234,20 +233,10 @@ class Scheduler:
         return end
 
     def _chunk(self, sequence: Sequence, rows: list[Row], end: int) -> int:
-        start, tokens = sequence.computed_tokens, sequence.tokens
-        row = Row(
-            sequence.request_id,
-            tokens[start:end],
-            start,
-            sequence.grant.table,
-            sequence.sampling,
-            end == len(tokens),
-            tokens,
-            sequence.prompt_tokens,
-        )
-        rows.append(row)
+        rows.append(chunk_row(sequence, end))
         self._flight.append(sequence)
-        return end - start
+        self._step_tokens += end - sequence.computed_tokens - 1  # and one for each row
+        return end - sequence.computed_tokens
 
     def _grow(self, sequence: Sequence, end_tokens: int) -> bool:
         """Room up to `end_tokens`, taken from those last in order if need be; False when the sequence has no row this step."""
@@ -272,9 +261,12 @@ class Scheduler:
 
     def _starve(self, sequence: Sequence) -> None:
         """Alone, and still short of pages: either some are draining and come back, or they are out of use and it must fail."""
-        if not self._kv.usage().draining:
+        if not self._pages_come_back():
             why = "cache pages were put out of use while the request ran, and what is left cannot hold it"
             self._end(sequence, Failed(Unavailable(why)))
+
+    def _pages_come_back(self) -> bool:
+        return self._kv.usage().draining > 0
 
     # --- admission ---
 
@@ -302,7 +294,7 @@ class Scheduler:
     def _try_admit(self, sequence: Sequence, left: int) -> bool:
         grant = self._admission.ask(sequence, self._running, self._prefilling, left)
         if grant is None:
-            if not self._running and not self._kv.usage().draining:
+            if not self._running and not self._pages_come_back():
                 self._end(sequence, Failed(Unavailable("cache pages were put out of use, and what is left cannot hold the request")))
             return False
         reuse = self._admission.reuses(sequence)
@@ -349,21 +341,14 @@ class Scheduler:
             raise LawBroken(Law.L6, f"the row of request {sequence.request_id} should have sampled and has no token")
         tokens = sequence.tokens
         tokens.append(token)
-        produced = len(tokens) - sequence.prompt_tokens
-        logprobs = out.logprobs
-        self._events.append(
-            TokensEvent(
-                sequence.request_id,
-                (token,),
-                () if logprobs is None else (logprobs,),
-                tuple(sequence.prompt_logprobs) if produced == 1 else (),
-                sequence.cached_tokens or 0,
-            )
-        )
-        if token in sequence.sampling.stop_token_ids and produced > sequence.sampling.min_tokens:
-            self._end(sequence, Completed(FinishReason.STOP, sequence.usage, token))
-        elif produced >= sequence.max_output_tokens:
-            self._end(sequence, Completed(FinishReason.LENGTH, sequence.usage))
+        self._events.append(full_event(sequence, token, out))
+        self._complete(sequence, token)
+
+    def _complete(self, sequence: Sequence, token: int) -> None:
+        """Ends it if this last token does."""
+        completed = completion(sequence, token)
+        if completed is not None:
+            self._end(sequence, completed)
 
     def _break(self, sequence: Sequence, broken: BrokenSeal) -> None:
         """L12: counted and quarantined even when the request has ended meanwhile; fails that request alone."""

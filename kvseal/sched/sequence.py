@@ -16,6 +16,7 @@ the transitions drawn here exist, and `Ended` is absorbing; anything else is `La
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -25,7 +26,7 @@ from kvseal.core.laws import Law
 from kvseal.core.outcome import Outcome, Usage
 from kvseal.core.request import Request
 from kvseal.kv.manager import Grant
-from kvseal.kv.prefix_key import PackedTokens
+from kvseal.kv.prefix_key import PackedTokens, pack_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ class Sequence:
         "computed_tokens",
         "deferred_to",
         "key",
+        "last_tokens",
         "lost_tokens",
         "max_output_tokens",
         "overtaken",
@@ -86,6 +88,7 @@ class Sequence:
         "room_tokens",
         "sampling",
         "state",
+        "stop_token_ids",
         "tokens",
     )
 
@@ -98,8 +101,14 @@ class Sequence:
         self.key = key
         """Fair order: the smaller runs first, see `policy.order_key`."""
         self.state: State = WAITING
-        self.tokens: list[int] = list(request.prompt_tokens)
+        self.stop_token_ids = request.sampling.stop_token_ids
+        self.packed: PackedTokens | None = pack_tokens(request.prompt_tokens)
+        """Its tokens in the form that the cache compares; gone while it runs, made again after a preemption."""
+        self.tokens = array("I", self.packed.data)
+        """Prompt and output, typecode 'I', so that nobody below needs to convert them."""
         self.prompt_tokens = len(self.tokens)
+        self.last_tokens = self.prompt_tokens + request.max_output_tokens
+        """So many tokens are its end, whatever they are."""
         self.computed_tokens = 0
         self.room_tokens = 0
         """Positions below this have a page (what the grant said last)."""
@@ -110,8 +119,6 @@ class Sequence:
         self.overtaken = 0
         self.deferred_to: Sequence | None = None
         """The sequence whose prefill it once waited for, to share it."""
-        self.packed: PackedTokens | None = None
-        """Its tokens in the form that the cache compares, made when it is first looked up; gone when it runs."""
         self.prompt_logprobs: list[TokenLogprobs | None] = []
 
     @property

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from kvseal.core.batch import Batch, BatchResult
@@ -35,7 +33,7 @@ class ByPosition(Scheduler):
         relabelled = []
         for row, out in zip(rows, result.rows, strict=True):
             pages = row.end // 4 - row.start // 4
-            relabelled.append(replace(out, request_id=row.request_id, page_digests=(bytes(16),) * pages))
+            relabelled.append(out._replace(request_id=row.request_id, page_digests=(bytes(16),) * pages))
         return list(super().apply(BatchResult(result.step, tuple(relabelled))))
 
 

@@ -21,6 +21,7 @@ import socket
 import subprocess
 import sys
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from enum import StrEnum
 from typing import Protocol
@@ -63,13 +64,14 @@ class Cancels(Protocol):
 
 
 class RequestStream:
-    """The events of one request, in order, for one reader: ``async for event in stream``. The last one is an `EndedEvent`."""
+    """The events of one request, in order, for one reader: ``async for event in stream``, or `listen`. The last is an `EndedEvent`."""
 
     def __init__(self, client: Cancels, request_id: RequestId) -> None:
         self.request_id = request_id
         self._client = client
         self._events: deque[Event] = deque()
         self._arrived = asyncio.Event()
+        self._listener: Callable[[Event], None] | None = None
         self._ended = False
         self._delivered_end = False
 
@@ -91,21 +93,31 @@ class RequestStream:
         self._delivered_end = isinstance(event, EndedEvent)
         return event
 
+    def listen(self, listener: Callable[[Event], None]) -> None:
+        """Events go to the listener from now on, in the moment in which they arrive: no task has to be woken for a token. It must not
+        raise. Those that are here already come first."""
+        while self._events:
+            listener(self._events.popleft())
+        self._listener = listener
+
     def cancel(self) -> None:
         """Asks the engine to stop. Whatever comes is still delivered; the end is `Cancelled` unless another end was faster."""
         if not self._ended:
             self._client.cancel(self.request_id)
 
-    def _put(self, event: Event) -> None:
+    def put(self, event: Event) -> None:
         """L11: nothing is delivered behind an end."""
         if self._ended:
             return
-        self._ended = isinstance(event, EndedEvent)
+        self._ended = type(event) is EndedEvent
+        if self._listener is not None:
+            self._listener(event)
+            return
         self._events.append(event)
         self._arrived.set()
 
-    def _end(self, outcome: Outcome) -> None:
-        self._put(EndedEvent(self.request_id, outcome))
+    def end(self, outcome: Outcome) -> None:
+        self.put(EndedEvent(self.request_id, outcome))
 
 
 class EngineClient:
@@ -191,11 +203,11 @@ class EngineClient:
             raise ValueError("a request with this id is open; ids are made by the server and never reused")
         stream = RequestStream(self, request.request_id)
         if self._phase in (EngineState.DRAINING, EngineState.CLOSED):
-            stream._end(Refused(Draining("the server is shutting down")))
+            stream.end(Refused(Draining("the server is shutting down")))
         elif self._link is None or not self._link.ready.done():
-            stream._end(Refused(EngineDied("the engine is being restarted; try again in a moment")))
+            stream.end(Refused(EngineDied("the engine is being restarted; try again in a moment")))
         elif self._link.unsent_bytes > MAX_UNSENT_BYTES:
-            stream._end(Refused(Overloaded("the engine does not take requests fast enough", retry_after_s=5.0)))
+            stream.end(Refused(Overloaded("the engine does not take requests fast enough", retry_after_s=5.0)))
         else:
             self._streams[request.request_id] = stream
             self._idle.clear()
@@ -344,7 +356,7 @@ class EngineClient:
     def _end_all(self, why: str) -> None:
         streams, self._streams = self._streams, {}
         for stream in streams.values():
-            stream._end(Failed(EngineDied(why)))
+            stream.end(Failed(EngineDied(why)))
         asked, self._asked = self._asked, {}
         for answer in asked.values():
             if not answer.done():
@@ -355,10 +367,12 @@ class EngineClient:
 
     def _handle(self, message: m.FromEngine) -> None:
         match message:
-            case m.Events(steps, events):
+            case m.Events(steps, tokens, ended):
                 self._progressed(steps)
-                for wire in events:
-                    self._deliver(wire)
+                for event in tokens:
+                    self._deliver(event)
+                for wire in ended:
+                    self._deliver(m.unpack_ended(wire))
             case m.Pong(steps, has_work):
                 if steps != self._steps or not has_work:
                     self._progressed(steps)
@@ -373,12 +387,12 @@ class EngineClient:
         self._steps = steps
         self._progress_at_s = self._clock.now_s()
 
-    def _deliver(self, wire: m.Tokens | m.Ended) -> None:
-        stream = self._streams.get(wire.request_id)
+    def _deliver(self, event: Event) -> None:
+        stream = self._streams.get(event.request_id)
         if stream is None:
             raise m.ProtocolBroken("the engine speaks of a request that is not open")
-        stream._put(m.unpack_event(wire))
-        if isinstance(wire, m.Ended):
-            del self._streams[wire.request_id]
+        if type(event) is EndedEvent:
+            del self._streams[event.request_id]
             if not self._streams:
                 self._idle.set()
+        stream.put(event)

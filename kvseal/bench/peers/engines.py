@@ -67,7 +67,7 @@ def start(launch: Launch, log: Path) -> Engine:
     engine: HttpEngine | PipeEngine = HttpEngine(launch, log) if launch.over_http else PipeEngine(launch, log)
     try:
         engine.wait_until_ready(launch.start_timeout_s)
-        engine.ask(Call([list(range(1_000, 1_008))], 1), timeout_s=launch.start_timeout_s)
+        engine.ask(Call([list(range(20, 28))], 1), timeout_s=launch.start_timeout_s)
     except TooSlow as error:
         engine.stop()
         raise EngineFailed(f"no first answer within {launch.start_timeout_s:.0f} s; see {log}") from error
@@ -95,7 +95,7 @@ class _Process:
 
     def failure(self, what: str) -> EngineFailed:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.child.wait(2.0)
+            self.child.wait(10.0)
         status = self.child.poll()
         ended = f"{what}; it ended with status {status}: {reason(self._log)}" if status is not None else f"{what}; see {self._log}"
         return EngineFailed(ended)
@@ -132,6 +132,7 @@ class HttpEngine:
                 raise self._process.failure("did not start")
             if self._client.is_ready():
                 self._client.find_model()
+                self.about = self._client.about()
                 return
             time.sleep(0.05)
         raise TooSlow
@@ -169,6 +170,17 @@ class Client:
         if status != 200 or not body.get("data"):
             raise EngineFailed(f"GET /v1/models was answered with status {status} and no model")
         self._model = str(body["data"][0]["id"])
+
+    def about(self) -> dict[str, str]:
+        """The version, from whichever route this server tells it on."""
+        for path, field in (("/version", "version"), ("/props", "build_info")):
+            try:
+                status, body = self._exchange("GET", path, None, timeout_s=30.0)
+            except EngineFailed:  # No JSON: no such route.
+                continue
+            if status == 200 and isinstance(body.get(field), str):
+                return {"version": str(body[field])}
+        return {}
 
     def ask(self, call: Call, *, timeout_s: float) -> Answer:
         bodies = [self._body(prompt, call.output_tokens) for prompt in call.prompts]

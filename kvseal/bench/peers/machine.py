@@ -97,15 +97,14 @@ class Meter:
 
 
 def wait_for_quiet(limit_s: float) -> bool:
-    """Waits until others use next to nothing for a second, `limit_s` at most. True: it is quiet, or nobody can tell."""
+    """Waits until others use next to nothing for a second, `limit_s` at most. True: it became quiet, or nobody can tell."""
     end = time.monotonic() + limit_s
-    while True:
+    while time.monotonic() < end:
         meter = Meter([])
-        time.sleep(min(1.0, max(0.1, limit_s)))
+        time.sleep(min(1.0, limit_s))
         if not meter.stop().is_loud:
             return True
-        if time.monotonic() >= end:
-            return False
+    return False
 
 
 def _busy_seconds() -> float | None:

@@ -137,8 +137,11 @@ class Interleaved:
             speed = scenario.speed(seconds)
         except TooSlow:
             cut = True
-        except (EngineFailed, ValueError) as error:
+        except EngineFailed as error:
             self._fail(runner, scenario, str(error))
+            return
+        except ValueError as error:  # Of the times, not of the engine: this repetition has no score, the next one may.
+            self._say(f"{runner.name}: {scenario.name} #{repetition + 1}: {error}")
             return
         usage = meter.stop()
         if cut:

@@ -58,10 +58,9 @@ class Scenario:
     def work(self, repetition: int, *, seed: int, vocab_size: int) -> list[Call]:
         """The calls of one repetition. A single stream is asked for one token first, so that its prompt can be taken off its time."""
         draw = random.Random(f"{seed}/{self.name}/{repetition}")
-        last = max(_FIRST_TOKEN + 1, vocab_size * 97 // 100)
 
         def tokens(count: int) -> list[int]:
-            return [draw.randrange(min(_FIRST_TOKEN, last - 1), last) for _ in range(count)]
+            return random_tokens(draw, count, vocab_size)
 
         calls: list[Call] = []
         for _ in range(self.calls):
@@ -86,7 +85,7 @@ class Scenario:
         """A small version, to see that everything runs; its figures mean nothing."""
         return replace(
             self,
-            output_tokens=min(self.output_tokens, 8),
+            output_tokens=min(self.output_tokens, 32 if self.requests == 1 else 8),
             prompt_tokens=min(self.prompt_tokens, 128),
             shared_tokens=min(self.shared_tokens, 128),
             requests=min(self.requests, 4),
@@ -112,10 +111,15 @@ MOST_REQUESTS = max(scenario.requests for scenario in SCENARIOS)
 MOST_TOKENS = max(scenario.shared_tokens + scenario.prompt_tokens + scenario.output_tokens for scenario in SCENARIOS)
 
 
+def random_tokens(draw: random.Random, count: int, vocab_size: int) -> list[int]:
+    """Ordinary ids: neither from the start nor from the end of the vocabulary, where special tokens stand (unless it is tiny)."""
+    last = max(1, vocab_size * 97 // 100)
+    return [draw.randrange(min(_FIRST_TOKEN, last // 2), last) for _ in range(count)]
+
+
 def warm_up(vocab_size: int, *, seed: int, requests: int) -> list[Call]:
     """Every shape once, small: threads, caches and compiled graphs are made before anything is measured."""
     draw = random.Random(f"{seed}/warm-up")
-    top = max(2, vocab_size * 97 // 100)
-    prompts = [[draw.randrange(1, top) for _ in range(64)] for _ in range(requests)]
-    long = [[draw.randrange(1, top) for _ in range(512)]]
+    prompts = [random_tokens(draw, 64, vocab_size) for _ in range(requests)]
+    long = [random_tokens(draw, 512, vocab_size)]
     return [Call(prompts[:1], 8), Call(long, 1), Call(prompts, 4)]

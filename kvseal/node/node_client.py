@@ -31,7 +31,7 @@ class Leg(RequestStream):
         self.node = client
         self._sink = sink
 
-    def _put(self, event: Event) -> None:
+    def put(self, event: Event) -> None:
         if not self._ended:
             self._ended = isinstance(event, EndedEvent)
             self._sink(self, event)
@@ -82,7 +82,7 @@ class NodeClient(EngineClient):
         leg = Leg(self, request_id, sink)
         refused = self._cannot_take(request_id)
         if refused is not None:
-            leg._put(EndedEvent(request_id, refused))
+            leg.put(EndedEvent(request_id, refused))
         else:
             self._streams[request_id] = leg
             self._idle.clear()

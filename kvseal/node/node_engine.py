@@ -15,6 +15,7 @@ Laws: L1, L8 (pages in transit belong to the session until it says that they are
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -85,6 +86,7 @@ class NodeEngine(Engine):
     ) -> None:
         super().__init__(report=report, kv=kv, scheduler=scheduler, runner=runner, backend=backend, clock=clock)
         self.card = card
+        self.name, self.incarnation = card.name, card.incarnation
         self._node = node
         self._elsewhere = scheduler
         self._sending = sending
@@ -376,9 +378,8 @@ class NodeEngine(Engine):
 
     def _counted(self) -> dict[str, int]:
         sent, received = self._sending.counters, self._receiving.counters
-        failed: dict[str, int] = {}
-        for reason, count in (*sent.failed.items(), *received.failed.items()):
-            failed[f"failed_{reason}"] = failed.get(f"failed_{reason}", 0) + count
+        failed = Counter({f"failed_{reason}": count for reason, count in received.failed.items()})
+        failed.update({f"failed_{reason}": count for reason, count in sent.failed.items()})
         return {
             "sent": sent.delivered,
             "received": received.delivered,
@@ -387,5 +388,7 @@ class NodeEngine(Engine):
             "bytes": received.bytes,
             "ignored_messages": sent.ignored_messages + received.ignored_messages,
             "quarantined_pages": received.quarantined_pages,
+            "readmitted_pages": received.readmitted_pages,
+            "resets": received.resets,
             **failed,
         }

@@ -23,7 +23,7 @@ from dataclasses import replace
 
 from kvseal.core.clock import Clock, MonotonicClock
 from kvseal.core.errors import ContextLengthExceeded, DeadlineExceeded, Draining, EngineDied, Overloaded
-from kvseal.core.events import Event
+from kvseal.core.events import EndedEvent, Event
 from kvseal.core.ids import RequestId
 from kvseal.core.outcome import Cancelled, Failed, Outcome, Refused, Usage
 from kvseal.core.request import Request
@@ -111,7 +111,7 @@ class Router:
         stream = RequestStream(self, request.request_id)
         refused = self._refusal(request)
         if refused is not None:
-            stream._end(Refused(refused))
+            stream.end(Refused(refused))
             return stream
         keys = [key[:FEED_KEY_BYTES] for key in self._keys.keys(request.scope, request.prompt_tokens)]
         one = SplitRequest(request, stream, keys, early=self._early)
@@ -268,7 +268,7 @@ class Router:
         if one.attempt < MAX_ATTEMPTS and self._phase is EngineState.READY:
             self.counters["placed_again"] += 1
             self._place(one)
-        elif not isinstance(event, tuple):
+        elif isinstance(event, EndedEvent):
             self._finish(one, event.outcome)
 
     def _release(self, one: SplitRequest) -> None:

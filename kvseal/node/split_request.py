@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from enum import Enum, auto
+from typing import Protocol
 
 from kvseal.core.errors import Draining, EngineDied, KVTransferFailed, Overloaded, RequestError
 from kvseal.core.events import EndedEvent, Event, TokensEvent
+from kvseal.core.ids import RequestId
 from kvseal.core.outcome import Completed, Failed, FinishReason, Outcome, Refused
 from kvseal.core.request import Request
-from kvseal.node.client import RequestStream
-from kvseal.node.node_client import Leg, NodeClient
+from kvseal.node.node_client import NodeClient
 
 DIFFER = "two nodes computed different tokens for the same request, so neither can be trusted (law L13); the request was stopped"
 
@@ -36,18 +37,41 @@ class Next(Enum):
     """Nothing has been emitted and the node cannot go on: another may."""
 
 
+class Share(Protocol):
+    """A leg, as far as it is used here: `node_client.Leg`."""
+
+    @property
+    def request_id(self) -> RequestId: ...
+
+    @property
+    def ended(self) -> bool: ...
+
+    def cancel(self) -> None: ...
+
+
+class Reader(Protocol):
+    """`client.RequestStream`, as far as it is used here."""
+
+    @property
+    def ended(self) -> bool: ...
+
+    def put(self, event: Event) -> None: ...
+
+    def end(self, outcome: Outcome) -> None: ...
+
+
 class SplitRequest:
     """`early`: the first token is emitted before the hand-off has succeeded, which is right when a failure means recomputing."""
 
-    def __init__(self, request: Request, stream: RequestStream, keys: list[bytes], *, early: bool) -> None:
+    def __init__(self, request: Request, stream: Reader, keys: list[bytes], *, early: bool) -> None:
         self.request = request
         self.stream = stream
         self.keys = keys
         """Of the full pages of its prompt, short."""
         self.attempt = 0
         self.handoff = ""
-        self.prefill: Leg | None = None
-        self.decode: Leg | None = None
+        self.prefill: Share | None = None
+        self.decode: Share | None = None
         self.prefill_node: NodeClient | None = None
         self.decode_node: NodeClient | None = None
         self.prefilling = False
@@ -74,10 +98,10 @@ class SplitRequest:
         self._first, self._seen, self._cached_tokens = None, 0, None
 
     def end(self, outcome: Outcome) -> Next:
-        self.stream._end(outcome)
+        self.stream.end(outcome)
         return Next.DONE
 
-    def event(self, leg: Leg, event: Event) -> Next:
+    def event(self, leg: Share, event: Event) -> Next:
         """Something from one of the legs. Legs of earlier attempts have nothing to say."""
         if self.ended:
             return Next.NOTHING
@@ -150,7 +174,7 @@ class SplitRequest:
     def _emit(self, event: TokensEvent) -> Next:
         self.output += event.tokens
         cached = event.cached_tokens if self._cached_tokens is None else self._cached_tokens
-        self.stream._put(event._replace(request_id=self.request.request_id, cached_tokens=cached))
+        self.stream.put(event._replace(request_id=self.request.request_id, cached_tokens=cached))
         return Next.NOTHING
 
     def _same(self, token: int, place: int) -> Next:

@@ -6,7 +6,7 @@ comes as one snapshot. Labels are bounded: routes are templates, tenants and mod
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -110,9 +110,38 @@ def _snapshot(stats: EngineStats) -> Iterator[Metric]:
     for law in Law:
         broken.add_metric([law.value], stats.broken_seals.get(law.value, 0))
     yield broken
+    if stats.handoff:
+        yield from _handoffs(stats.handoff)
     outcomes = CounterMetricFamily(
         "kvseal_engine_outcomes", "Sequences by how they ended in the engine; a stop string counts as cancelled.", labels=["outcome"]
     )
     for outcome in _OUTCOMES:
         outcomes.add_metric([outcome], stats.outcomes.get(outcome, 0))
     yield outcomes
+
+
+def _handoffs(counts: Mapping[str, int]) -> Iterator[Metric]:
+    """Of all nodes together. Both ends of a hand-off count it, so `sent` and `received` are equal when all is well."""
+    for name, text in (
+        ("received", "Hand-offs whose pages were all verified by the receiver and committed."),
+        ("sent", "Hand-offs whose receipt the sender has found equal."),
+        ("recomputed", "Prompts computed on the decode node because their hand-off failed."),
+        ("pages", "Pages that arrived and were checked."),
+        ("bytes", "Bytes of these pages."),
+        ("ignored_messages", "Messages of hand-offs or processes that are no more."),
+        ("readmitted_pages", "Pages that left the quarantine of hand-offs on proof."),
+        ("resets", "Times that a transport was torn down to get proof: an alarm."),
+        ("split", "Requests placed on two nodes."),
+        ("direct", "Requests placed on their decode node alone."),
+        ("placed_again", "Requests placed again because a node died, froze or refused, before any token of theirs was emitted."),
+        ("lost", "Hand-offs given up by the router because the prefill node died or froze."),
+        ("differed", "Requests stopped because two nodes computed different tokens (law L13)."),
+    ):
+        yield CounterMetricFamily(f"kvseal_handoff_{name}", text, value=counts.get(name, 0))
+    quarantined = counts.get("quarantined_pages", 0)
+    yield GaugeMetricFamily("kvseal_handoff_quarantined_pages", "Pages out of use because of hand-offs, now.", value=quarantined)
+    failed = CounterMetricFamily("kvseal_handoff_failed", "Hand-offs that ended without a receipt, by reason.", labels=["reason"])
+    for name, count in sorted(counts.items()):
+        if name.startswith("failed_"):
+            failed.add_metric([name.removeprefix("failed_")], count)
+    yield failed

@@ -1,253 +1,155 @@
-"""How the cost of the cache's operations grows: the growth table and figure 8 of the performance notes. ``kvseal bench growth``.
+"""How cost grows: the growth table of the performance notes. ``kvseal bench growth``.
 
-Owns measurements of `kv` alone: no model, no arena. Times are CPU time of this process. A ratio is the median of pairwise ratios of two
-sizes that take turns after a warm-up, printed with its smallest and largest and with both sizes' medians; a slope is that ratio's logarithm
-over the logarithm of the ratio of prompt lengths. Prints the allowed figure beside each and says which are missed.
+Owns the comparisons of a small size with a large one, taking turns, in CPU time: cache operations without a model or an arena, the text of
+a long answer, a scrape of the metrics. A slope is the logarithm of a ratio over the logarithm of how many times larger the large size is.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
-import sys
-import time
 import tracemalloc
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
-from kvseal.core.ids import RequestId, Scope
-from kvseal.kv.capacity import Capacity
-from kvseal.kv.geometry import KVGeometry
-from kvseal.kv.manager import Grant, KVManager
-from kvseal.kv.prefix_key import PackedTokens
+from prometheus_client import generate_latest
 
-PAGE_TOKENS = 16
-GEOMETRY = KVGeometry(layers=30, kv_heads=3, head_dim=64, page_tokens=PAGE_TOKENS)
-SCOPE = Scope(b"growth benchmark")
-DIGEST = bytes(16)
-PROMPTS = (512, 1024, 2048, 4096, 8192)
-RUN_PAGES = 16
-"""Pages of each of the runs that fill a tree: a conversation of 256 tokens."""
+from kvseal.bench.suite.board import Entry, Result, Side, Target
+from kvseal.bench.suite.cache_rig import GEOMETRY, PAGE_TOKENS, SCOPE, Cache, Operation, timed, turns
+from kvseal.bench.suite.command import Context, benchmark_main
+from kvseal.core.ids import RequestId
+from kvseal.node.models import resolve_model
+from kvseal.serve.detokenizer import Detokenizer
+from kvseal.serve.metrics import Metrics
+from kvseal.serve.tokenizer import Tokenizer
+from kvseal.serve.tokenizer_files import load_tokenizer
 
-Operation = Callable[[], float]
-"""Does the thing once or many times and returns microseconds for one, in CPU time; setting up and tidying up not counted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    small_us: float
-    large_us: float
-    middle: float
-    low: float
-    high: float
+PAGES, QUICK_PAGES = 1_000_000, 100_000
+SMALL_PAGES = 1_024
+SHORT_TOKENS, LONG_TOKENS = 512, 8_192
+ANSWER_TOKENS, WINDOW_TOKENS, ANSWERS = 8_192, 100, 5
+FORKS = 64
+SCRAPED_REQUESTS = 10_000
 
 
-def compared(small: Operation, large: Operation, pairs: int) -> Ratio:
-    """Large over small: they take turns, after one turn each that does not count."""
-    small(), large()
-    taken = [(small(), large()) for _ in range(pairs)]
-    ratios = [b / a for a, b in taken]
-    return Ratio(median(a for a, _ in taken), median(b for _, b in taken), median(ratios), min(ratios), max(ratios))
+def ratio(name: str, small: tuple[str, Operation], large: tuple[str, Operation], most: float, context: Context) -> Entry:
+    """Large over small."""
+    context.say(name)
+    taken = turns({"small": small[1], "large": large[1]}, context.pairs)
+    a, b = Side(large[0], "us", taken["large"]), Side(small[0], "us", taken["small"])
+    return Entry(figure="growth", name=name, a=a, b=b, target=Target(high=most))
 
 
-def median_us(operation: Operation, rounds: int) -> float:
-    operation()
-    return median(operation() for _ in range(rounds))
+def slope(name: str, small: Operation, large: Operation, context: Context) -> Entry:
+    """Of `LONG_TOKENS` over `SHORT_TOKENS`: 1 is O(n). Below 0.9 the small size feels a fixed cost; above 1.1 something is scanned."""
+    context.say(name)
+    taken = turns({"small": small, "large": large}, context.pairs)
+    values = tuple(math.log(b / a) / math.log(LONG_TOKENS / SHORT_TOKENS) for a, b in zip(taken["small"], taken["large"], strict=True))
+    small_us, large_us = min(taken["small"]), min(taken["large"])
+    note = f"at best {small_us:.0f} us for {SHORT_TOKENS}, {large_us:.0f} us for {LONG_TOKENS} tokens"
+    return Entry(figure="growth", name=name, a=Side("slope in log-log", "", values), target=Target(high=1.1), note=note)
 
 
-def timed(act: Callable[[], object], times: int) -> float:
-    begin = time.process_time_ns()
-    for _ in range(times):
-        act()
-    return (time.process_time_ns() - begin) / times / 1000
+def of_pool_size(context: Context, large_pages: int) -> list[Entry]:
+    """The same operation beside few and beside many cached pages."""
+    small, large = Cache(2 * SMALL_PAGES), Cache(large_pages + 2 * SMALL_PAGES)
+    context.say(f"filling a tree of {large_pages:,} pages")
+
+    def compared(name: str, small_one: Operation, large_one: Operation, most: float) -> Entry:
+        return ratio(name, (f"{SMALL_PAGES:,} pages", small_one), (f"{large_pages:,} pages", large_one), most, context)
+
+    entries = [compared("lease and free one page", small.one_page, large.one_page, 1.3)]
+    small.fill(SMALL_PAGES)
+    large.fill(large_pages)
+    for name, operation in (("admit 512 tokens, none cached", Cache.admit_miss), ("admit 512 tokens, all cached", Cache.admit_hit)):
+        entries.append(compared(name, partial(operation, small, SHORT_TOKENS), partial(operation, large, SHORT_TOKENS), 1.5))
+    entries.append(compared("insert 512 tokens", partial(small.insert, SHORT_TOKENS), partial(large.insert, SHORT_TOKENS), 1.5))
+    evicted = turns({"evict": large.evict_one}, context.pairs)["evict"]
+    side = Side("evict one page", "us", evicted)
+    entries.append(Entry(figure="growth", name=f"evict one page of {large_pages:,}", a=side, target=Target(high=20.0)))
+    short, long = ((f"at {tokens:,} tokens", partial(large.decode, tokens)) for tokens in (SHORT_TOKENS, LONG_TOKENS))
+    entries.append(ratio("decode bookkeeping for one token", short, long, 1.5, context))
+    return entries
 
 
-class Cache:
-    """A manager and what the measurements do with it."""
-
-    def __init__(self, pool_pages: int) -> None:
-        context = pool_pages * PAGE_TOKENS
-        capacity = Capacity.derive(model_context_tokens=context, pool_pages=pool_pages, page_tokens=PAGE_TOKENS)
-        self.kv = KVManager(GEOMETRY, pool_pages=pool_pages, capacity=capacity, secret=b"growth benchmark")
-        self._asked = 0
-
-    def admit(self, tokens: PackedTokens, first_tokens: int, *, reuse: bool = True) -> Grant:
-        self._asked += 1
-        grant = self.kv.admit(RequestId(str(self._asked)), SCOPE, tokens, first_tokens=first_tokens, reuse=reuse)
-        if grant is None:
-            raise RuntimeError("the pool of this measurement is too small")
-        return grant
-
-    def compute(self, grant: Grant, tokens: PackedTokens) -> None:
-        """Commits everything after the hit."""
-        start = grant.table.valid_tokens
-        pages = len(tokens) // PAGE_TOKENS - start // PAGE_TOKENS
-        self.kv.commit(grant, tokens.first(len(tokens))[start:], len(tokens), [DIGEST] * pages)
-
-    def fill(self, pages: int) -> None:
-        """Caches so many pages in runs that all start differently."""
-        for index in range(pages // RUN_PAGES):
-            tokens = self.prompt(RUN_PAGES * PAGE_TOKENS, seed=1_000_000 + index)
-            grant = self.admit(tokens, len(tokens))
-            self.compute(grant, tokens)
-            self.kv.drop(grant)
-
-    def prompt(self, count: int, *, seed: int) -> PackedTokens:
-        """The first word tells the seeds apart, so every prompt of a seed is a prefix of its longer ones."""
-        return self.kv.pack([seed, *((index * 7919 + seed) % 49_152 for index in range(1, count))])
-
-    # --- operations -----------------------------------------------------------------------------------------
-
-    def one_page(self) -> float:
-        """Lease one page and give it back."""
-
-        def act() -> None:
-            lease = self.kv.pool.reserve(1, SCOPE)
-            if lease is not None:
-                lease.release()
-
-        return timed(act, 2000)
-
-    def admit_miss(self, tokens: int) -> float:
-        prompt = self.prompt(tokens, seed=1)
-        return timed(lambda: self.kv.drop(self.admit(prompt, tokens, reuse=True)), max(4, 40_000 // tokens))
-
-    def admit_hit(self, tokens: int) -> float:
-        """All but the last page cached: match, pin, lease one page, and give everything back."""
-        prompt = self._cached(tokens)
-        return timed(lambda: self.kv.drop(self.admit(prompt, 1)), max(4, 100_000 // tokens))
-
-    def match(self, tokens: int) -> float:
-        prompt = self._cached(tokens)
-        return timed(lambda: self.kv.probe(SCOPE, prompt), max(20, 1_000_000 // tokens))
-
-    def match_from_list(self, tokens: int) -> float:
-        """Packing included: what the first look at a prompt costs."""
-        listed = tuple(self._cached(tokens).first(tokens + 1))
-        return timed(lambda: self.kv.probe(SCOPE, listed), max(4, 200_000 // tokens))
-
-    def insert(self, tokens: int) -> float:
-        """Seal and publish every page of a prompt that is not cached."""
-        rounds, spent = max(3, 20_000 // tokens), 0.0
-        prompt = self.prompt(tokens, seed=2)
-        for _ in range(rounds):
-            grant = self.admit(prompt, tokens)
-            spent += timed(partial(self.compute, grant, prompt), 1)
-            self.kv.drop(grant)
-            self.kv.cache.forget(grant.table.stamps[0])
-        return spent / rounds
-
-    def evict_one(self) -> float:
-        return timed(lambda: self.kv.cache.evict(1), 500)
-
-    def decode(self, context: int) -> float:
-        """grow and commit of one token after another at this context, page seams included; one grant per call."""
-        prompt = self.prompt(context, seed=context)
-        grant = self.admit(prompt, context, reuse=False)
-        self.compute(grant, prompt)
-        steps = 50 * PAGE_TOKENS
-        begin = time.process_time_ns()
-        for end in range(context + 1, context + steps + 1):
-            if end > grant.room_tokens:
-                self.kv.grow(grant, end)
-            self.kv.commit(grant, (7,), end, () if end % PAGE_TOKENS else (DIGEST,))
-        spent = (time.process_time_ns() - begin) / steps / 1000
-        first = grant.table.stamps[0]
-        self.kv.drop(grant)
-        self.kv.cache.forget(first)
-        return spent
-
-    def _cached(self, tokens: int) -> PackedTokens:
-        """A prompt of one token more than `tokens`, all of whose whole pages are in the cache."""
-        prompt = self.prompt(tokens + 1, seed=3)
-        if self.kv.probe(SCOPE, prompt) < tokens:
-            grant = self.admit(prompt, tokens + 1)
-            self.compute(grant, prompt)
-            self.kv.drop(grant)
-        return prompt
+def of_prompt_length(context: Context) -> list[Entry]:
+    cache = Cache(4 * SMALL_PAGES)
+    operations = {"admit, none cached": cache.admit_miss, "insert": cache.insert}
+    return [
+        slope(f"{name}, n from {SHORT_TOKENS} to {LONG_TOKENS}", partial(call, SHORT_TOKENS), partial(call, LONG_TOKENS), context)
+        for name, call in operations.items()
+    ]
 
 
-class Report:
-    """Prints lines as they come and remembers what was missed."""
-
-    def __init__(self) -> None:
-        self.missed: list[str] = []
-
-    def ratio(self, name: str, got: Ratio, allowed: float) -> None:
-        sizes = f"{got.small_us:10.2f} us{got.large_us:10.2f} us"
-        self._line(name, f"{sizes}   x{got.middle:.2f} ({got.low:.2f} to {got.high:.2f})", f"x{allowed}", got.middle <= allowed)
-
-    def slope(self, name: str, got: Ratio, growth: float, high: float) -> None:
-        """`growth`: how many times larger the large size is. Below 1 is a fixed cost that the small size feels; above, a scan."""
-        low_slope, slope, high_slope = (math.log(ratio) / math.log(growth) for ratio in (got.low, got.middle, got.high))
-        sizes = f"{got.small_us:10.2f} us{got.large_us:10.2f} us"
-        self._line(name, f"{sizes}   slope {slope:.2f} ({low_slope:.2f} to {high_slope:.2f})", f"0.9 to {high}", slope <= high)
-
-    def value(self, name: str, value: float, unit: str, allowed: float | None = None) -> None:
-        self._line(name, f"{value:10.2f} {unit}", "" if allowed is None else f"{allowed} {unit}", allowed is None or value <= allowed)
-
-    def _line(self, name: str, got: str, allowed: str, held: bool) -> None:
-        print(f"{name:52}{got:56}{allowed:>14}{'' if held else '   MISSED'}", flush=True)
-        if not held:
-            self.missed.append(name)
-
-
-def memory_share(pages: int) -> float:
+def memory_share(pages: int) -> Entry:
     """Percent of the K and V of a page that ledger, free list and tree take for it, in a cache full of runs."""
     tracemalloc.start()
     cache = Cache(pages)
     cache.fill(pages)
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    return 100 * used / pages / (GEOMETRY.token_bytes * PAGE_TOKENS)
+    side = Side("bytes for pages / bytes of K and V", "%", (100 * used / pages / (GEOMETRY.token_bytes * PAGE_TOKENS),))
+    return Entry(figure="growth", name="ledger, free list and tree", a=side, target=Target(high=0.1), note=f"{pages:,} pages, tree full")
 
 
-def measure(report: Report, *, large_pages: int, pairs: int) -> None:
-    small, large = Cache(2_048), Cache(large_pages + 2_048)
-    sizes = f"{1024} and {large_pages} pages"
-    report.ratio(f"lease and free one page, pools of {sizes}", compared(small.one_page, large.one_page, pairs), 1.3)
-    small.fill(1_024)
-    large.fill(large_pages)
-    miss = compared(partial(small.admit_miss, 512), partial(large.admit_miss, 512), pairs)
-    report.ratio(f"admit 512 tokens, none cached, trees of {sizes}", miss, 1.5)
-    hit = compared(partial(small.admit_hit, 512), partial(large.admit_hit, 512), pairs)
-    report.ratio(f"admit 512 tokens, all cached, trees of {sizes}", hit, 1.5)
-    insert = compared(partial(small.insert, 512), partial(large.insert, 512), pairs)
-    report.ratio(f"insert 512 tokens, trees of {sizes}", insert, 1.5)
-    report.value(f"evict one page of {large_pages}", median_us(large.evict_one, pairs), "us", 20.0)
-    decode = compared(partial(large.decode, 512), partial(large.decode, 8192), pairs)
-    report.ratio("decode one token, contexts of 512 and 8192", decode, 1.5)
+def forked() -> Entry:
+    """Pages that a fork to `FORKS` sequences takes: a reference to each shared page and one page to write, none copied."""
+    cache = Cache(4 * SMALL_PAGES)
+    tokens = cache.prompt(LONG_TOKENS + 1, seed=9)
+    first = cache.admit(tokens, LONG_TOKENS + 1)
+    cache.compute(first, tokens)
+    free = cache.kv.usage().free
+    grants = [cache.kv.admit(RequestId(f"fork-{index}"), SCOPE, tokens, first_tokens=1) for index in range(FORKS)]
+    taken = free - cache.kv.usage().free
+    whole = all(grant is not None and grant.cached_tokens == LONG_TOKENS for grant in grants)
+    side = Side("pages for each fork", "pages", (taken / FORKS if whole else math.inf,))
+    note = f"{FORKS} forks of {LONG_TOKENS} tokens"
+    return Entry(figure="growth", name="fork a sequence", a=side, target=Target(high=1.0), note=note)
 
-    cache = Cache(4_096)
-    short, long = PROMPTS[0], PROMPTS[-1]
-    admit = compared(partial(cache.admit_miss, short), partial(cache.admit_miss, long), pairs)
-    report.slope(f"admit n tokens, none cached, n {short} to {long}", admit, long / short, 1.1)
-    insert = compared(partial(cache.insert, short), partial(cache.insert, long), pairs)
-    report.slope(f"insert n tokens, n {short} to {long}", insert, long / short, 1.1)
-    for tokens in PROMPTS:
-        once = median_us(partial(cache.match, tokens), pairs)
-        report.value(f"match {tokens} tokens, packed", once * 1000 / tokens, "ns/token", 12.0)
-    for tokens in PROMPTS:
-        once = median_us(partial(cache.match_from_list, tokens), pairs)
-        report.value(f"match {tokens} tokens, packing them first", once * 1000 / tokens, "ns/token")
-    for tokens in PROMPTS:
-        once = median_us(partial(cache.insert, tokens), pairs)
-        report.value(f"insert {tokens} tokens (seal and publish)", once * 1000 / tokens, "ns/token")
-    report.value("ledger, free list and tree, of the bytes of K and V", memory_share(16_384), "%", 0.1)
+
+def long_answer(tokenizer: Tokenizer, context: Context) -> Entry:
+    """The text of the last tokens of a long answer against that of the first, with stop strings being looked for."""
+    tokens = [(index * 7_919) % min(tokenizer.vocab_size, 40_000) for index in range(ANSWER_TOKENS)]
+
+    def window(first: int) -> Operation:
+        def once() -> float:
+            detokenizer = Detokenizer(tokenizer, ("\n\nStop here",))
+            for token in tokens[:first]:
+                detokenizer.push(token)
+            wanted = iter(tokens[first : first + WINDOW_TOKENS])
+            return timed(lambda: detokenizer.push(next(wanted)), WINDOW_TOKENS)
+
+        return lambda: median(once() for _ in range(ANSWERS))
+
+    last = ANSWER_TOKENS - WINDOW_TOKENS
+    early, late = (f"first {WINDOW_TOKENS}", window(0)), (f"last {WINDOW_TOKENS} of {ANSWER_TOKENS:,}", window(last))
+    return ratio("text of one token", early, late, 1.2, context)
+
+
+def scrape(context: Context) -> Entry:
+    """Metrics after many requests against metrics after one."""
+
+    def served(requests: int) -> Operation:
+        metrics = Metrics()
+        for index in range(requests):
+            metrics.http_requests.labels("/v1/completions", "200").inc()
+            metrics.http_outcomes.labels("completed").inc()
+            metrics.first_token_s.observe(0.001 * (index % 1_000))
+            metrics.end_to_end_s.observe(0.01 * (index % 1_000))
+        return lambda: timed(lambda: generate_latest(metrics.registry), 20)
+
+    few, many = ("after 1 request", served(1)), (f"after {SCRAPED_REQUESTS:,}", served(SCRAPED_REQUESTS))
+    return ratio("scrape of the metrics", few, many, 1.2, context)
+
+
+def run(context: Context) -> Result:
+    pages = QUICK_PAGES if context.quick else PAGES
+    entries = [*of_pool_size(context, pages), *of_prompt_length(context), memory_share(16 * SMALL_PAGES), forked()]
+    entries += [long_answer(load_tokenizer(resolve_model(context.model)), context), scrape(context)]
+    return Result(name="growth", title="How cost grows", entries=entries)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="How the cost of the cache's operations grows, in CPU time.")
-    parser.add_argument("--pages", type=int, default=1_000_000, help="pages of the large tree (default: %(default)s)")
-    parser.add_argument("--pairs", type=int, default=7, help="pairs for each ratio, at least 5 (default: %(default)s)")
-    options = parser.parse_args()
-    report = Report()
-    print(f"Python {sys.version.split()[0]}, pages of {PAGE_TOKENS} tokens, {options.pairs} pairs; small size, large size, ratio")
-    measure(report, large_pages=options.pages, pairs=max(5, options.pairs))
-    print(f"missed: {', '.join(report.missed) or 'none'}")
-    return 1 if report.missed else 0
+    return benchmark_main("growth", __doc__ or "", run)
 
 
 if __name__ == "__main__":

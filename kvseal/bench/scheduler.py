@@ -1,17 +1,20 @@
 """What the control plane costs: CPU time of schedule + apply per running request and step, with no model. ``kvseal bench scheduler``.
 
 Owns the null-model measurement of figure 7: real scheduler, real KV manager, results made up outside the measured time. All requests
-decode; page ends, growth and sealing are inside. Also with 10,000 requests waiting, which must cost next to nothing. CPU time of this
-thread, median of rounds, so a busy neighbour does not count.
+decode; page ends, growth and sealing are inside. Also with 10,000 requests waiting, which must cost next to nothing. With
+``--vllm-python`` vLLM's own scheduler does the same in its own Python, taking turns. CPU time of one thread, so a busy neighbour counts
+little.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
-import statistics
 import time
+from statistics import median
 
+from kvseal.bench.suite.board import Entry, Line, Plot, Result, Side, Target, missing
+from kvseal.bench.suite.command import Context, benchmark_main
+from kvseal.bench.suite.foreign import ForeignPython
 from kvseal.core.batch import Batch, BatchResult, RowResult
 from kvseal.core.clock import ManualClock
 from kvseal.core.ids import RequestId, Scope
@@ -25,6 +28,8 @@ PAGE_TOKENS = 16
 PROMPT_TOKENS = 64
 STEPS_PER_ROUND = 64
 ROUNDS = 9
+SIZES = (16, 64, 256)
+WAITING = 10_000
 
 
 def microseconds_per_request(running: int, *, waiting: int = 0, rounds: int = ROUNDS) -> float:
@@ -35,7 +40,7 @@ def microseconds_per_request(running: int, *, waiting: int = 0, rounds: int = RO
     gc.freeze()
     gc.disable()
     try:
-        return statistics.median(_round(scheduler, running) for _ in range(rounds)) / running / STEPS_PER_ROUND / 1000
+        return median(_round(scheduler, running) for _ in range(rounds)) / running / STEPS_PER_ROUND / 1000
     finally:
         gc.enable()
         gc.unfreeze()
@@ -91,17 +96,52 @@ def _computed(batch: Batch) -> BatchResult:
     return BatchResult(batch.step, tuple(rows))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="CPU time of schedule + apply per running request and step, with no model.")
-    parser.add_argument("--running", type=int, nargs="+", default=[16, 64, 256])
-    parser.add_argument("--waiting", type=int, default=10_000, help="waiting requests of the last line (default: %(default)s)")
-    options = parser.parse_args()
-    print(f"{'running':>8}{'waiting':>9}{'us per request and step':>26}")
-    for running in options.running:
-        print(f"{running:8d}{0:9d}{microseconds_per_request(running):26.2f}", flush=True)
-    running = options.running[-1]
-    print(f"{running:8d}{options.waiting:9d}{microseconds_per_request(running, waiting=options.waiting):26.2f}")
+def entries_of(context: Context) -> tuple[list[Entry], list[Plot]]:
+    """Rounds of all sizes and of vLLM take turns, so that a busy neighbour slows all alike."""
+    sizes = SIZES[:2] if context.quick else SIZES
+    rounds = context.pairs
+    ours: dict[int, list[float]] = {running: [] for running in sizes}
+    theirs: dict[int, list[float]] = {running: [] for running in sizes}
+    waiting: list[float] = []
+    with ForeignPython(context.vllm_python, "vllm_scheduler.py", "vLLM's scheduler") as vllm:
+        for turn in range(rounds):
+            context.say(f"round {turn + 1} of {rounds}")
+            for running in sizes:
+                ours[running].append(microseconds_per_request(running, rounds=3))
+                if vllm.version:
+                    theirs[running].append(vllm.ask(running))
+            waiting.append(microseconds_per_request(sizes[-1], waiting=WAITING, rounds=3))
+        version, absent = vllm.version, vllm.absent
+    largest, smallest = sizes[-1], sizes[0]
+    entries = []
+    for running in sizes:
+        mine = Side("schedule + apply", "us per request and step", tuple(ours[running]))
+        entries.append(Entry(figure="7", name=f"control plane, {running} running", a=mine, target=Target(high=2.0)))
+        if theirs[running]:
+            b = Side("schedule + apply", "us", tuple(ours[running]))
+            a = Side(f"vLLM {version}", "us", tuple(theirs[running]))
+            entries.append(Entry(figure="7", name=f"vLLM / ours, {running} running", a=a, b=b, target=Target(low=10.0)))
+        else:
+            entries.append(missing("7", f"vLLM / ours, {running} running", absent, Target(low=10.0)))
+    few, many = (Side(f"{running} running", "us", tuple(ours[running])) for running in (smallest, largest))
+    entries.append(Entry(figure="7", name=f"per request, {largest} / {smallest} running", a=many, b=few, target=Target(high=1.2)))
+    crowded = Side(f"{largest} running, {WAITING:,} waiting", "us", tuple(waiting))
+    entries.append(Entry(figure="7", name=f"{WAITING:,} waiting / none", a=crowded, b=many, target=Target(high=1.05)))
+    lines = [Line("KVSeal", tuple((running, median(ours[running])) for running in sizes))]
+    if version:
+        lines.append(Line(f"vLLM {version}", tuple((running, median(theirs[running])) for running in sizes)))
+    return entries, [Plot("Control plane per running request and step", "requests running", "us of CPU time", tuple(lines))]
+
+
+def run(context: Context) -> Result:
+    entries, plots = entries_of(context)
+    remarks = ["CPU time of one thread, null model, page ends and growth inside; prompts of 64 tokens, everybody decodes"]
+    return Result(name="scheduler", title="The control plane", entries=entries, plots=plots, remarks=remarks)
+
+
+def main() -> int:
+    return benchmark_main("scheduler", __doc__ or "", run)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

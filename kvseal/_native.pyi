@@ -1,5 +1,6 @@
 """What native/module.cpp offers. Arrays are C-contiguous; wrong types, shapes or sizes raise ValueError or TypeError."""
 
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,8 +22,11 @@ def seal_layout() -> dict[str, tuple[int, int]]:
 def seal_bytes(nonce: int, scope_low: int, scope_high: int, format: int, ordinal: int, layer: int, filled: int) -> bytes:
     """The line that the first append of a hand-out writes."""
 
+def instruction_sets() -> list[str]:
+    """The sets that this machine runs, the fastest first: of "avx512", "avxvnni", "avx2", "neon"; "portable" last."""
+
 def instruction_set(isa: str = "auto") -> str:
-    """The set that `isa` stands for here: "avx2" or "portable". Raises ValueError when this machine lacks it."""
+    """The set that `isa` stands for here. Raises ValueError when this machine lacks it."""
 
 def check_pages(
     *, layout: Layout, memory: _U8, pages: _I32, nonces: _U64, ordinals: _I32, scope: _U64, folds: _U8, recompute: bool
@@ -89,14 +93,32 @@ class PackedLinear:
     def format(self) -> str: ...
     @property
     def bytes(self) -> int: ...
+    def fill(self, raw: _U8, type: str, row_order: _I32 | None = None) -> None:
+        """Packs stored rows into its place. Raises ValueError for a mapped one."""
+
+PACK_LAYOUT: int
+"""Changes whenever packed memory does."""
 
 class WeightSlab:
-    """Memory for packed matrices, filled from the front."""
+    """Memory for packed matrices, placed one after the other from the front."""
 
     def __init__(self, bytes: int) -> None: ...
+    @staticmethod
+    def map(file: int, offset: int, bytes: int) -> WeightSlab:
+        """What a file holds from `offset` on, read-only; no place is taken yet. The caller checks that the file is long enough."""
+    @property
+    def size_bytes(self) -> int: ...
     @property
     def used_bytes(self) -> int: ...
-    def pack(self, raw: _U8, type: str, rows: int, columns: int, format: str, row_order: _I32 | None = None) -> PackedLinear: ...
+    @property
+    def memory(self) -> _U8:
+        """[size_bytes], read-only."""
+    def digest(self) -> bytes:
+        """16 bytes over all of it."""
+    def place(self, rows: int, columns: int, format: str) -> PackedLinear:
+        """Takes the next place, without filling it."""
+    def pack(self, raw: _U8, type: str, rows: int, columns: int, format: str, row_order: _I32 | None = None) -> PackedLinear:
+        """`place` and `PackedLinear.fill`."""
 
 def packed_bytes(format: str, rows: int, columns: int) -> int: ...
 def dequantise(raw: _U8, type: str, out: _F32) -> None:
@@ -174,6 +196,9 @@ class Decoder:
         hidden: _F32,
     ) -> list[_Break]: ...
     def logits(self, hidden: _F32, out: _F32) -> None: ...
+    def sampler(self) -> Sampler:
+        """On this decoder's threads."""
+
     def seal_digests(self, pages: _I32, folds: _U8) -> bool:
         """False, and nothing written, when a page is not full in every layer."""
 
@@ -226,7 +251,54 @@ def attend(
 def digest(data: _U8, seed: int) -> bytes:
     """16 bytes; data is whole 64-byte lines."""
 
-def argmax(row: _F32) -> int: ...
-def log_sum_exp(row: _F32) -> float: ...
-def top_k(row: _F32, k: int) -> list[int]:
-    """Ids of the k largest, largest first; ties to the lower id."""
+def fma_rate(seconds: float = 0.02) -> float:
+    """GFLOP/s of single-precision fused multiply-adds of this thread's core, measured for so long. For benchmarks."""
+
+class ReadProbe:
+    """Memory that is read from end to end, to know how fast this machine can. For benchmarks."""
+
+    def __init__(self, bytes: int) -> None: ...
+    def read(self, threads: int) -> float:
+        """GB/s of one pass, each thread reading its own part."""
+
+NOT_FINITE: int
+RULED_OUT: int
+
+class Sampling:
+    """One request's parameters, as `core.request.SamplingParams` has them."""
+
+    def __init__(
+        self,
+        *,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        min_p: float,
+        presence_penalty: float,
+        frequency_penalty: float,
+        repetition_penalty: float,
+        bias_ids: Sequence[int],
+        biases: Sequence[float],
+        allowed_ids: Sequence[int] | None,
+        stop_ids: Sequence[int],
+        min_tokens: int,
+        logprobs: int,
+    ) -> None: ...
+
+_Logprobs = tuple[float, tuple[tuple[int, float], ...]]
+"""Of the token; of the likeliest ones, most likely first."""
+
+class Sampler:
+    """Logits [n, vocab] become tokens, the rows shared out among its threads."""
+
+    def __init__(self, vocab: int, threads: int = 1, isa: str = "auto") -> None: ...
+    def greedy(self, logits: _F32) -> list[int]:
+        """The highest of each row, the lower id among equals; NOT_FINITE where a row is not."""
+
+    def draw(
+        self, logits: _F32, asks: list[tuple[Sampling, array[int] | None, int, int, float]]
+    ) -> list[int | tuple[int, _Logprobs | None]]:
+        """An ask: parameters, history (typecode 'I') or None, prompt_tokens, output_index, point. Negative tokens say why there is none."""
+
+    def logprobs(self, logits: _F32, tokens: Sequence[int], top: int) -> list[_Logprobs | None]:
+        """None where a row is not finite."""

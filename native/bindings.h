@@ -14,6 +14,7 @@
 #include <optional>
 
 #include "decoder.h"
+#include "slab.h"
 
 namespace nb = nanobind;
 
@@ -31,11 +32,17 @@ inline void require(bool ok, const char* what) {
 }
 
 inline const Kernels& kernels_of(const std::string& isa) {
-    const Kernels* avx2 = avx2_kernels();
-    if (isa == "portable") return portable_kernels();
-    if (isa == "avx2" && avx2 != nullptr) return *avx2;
-    if (isa == "auto") return avx2 != nullptr ? *avx2 : portable_kernels();
+    const Kernels* sets[MOST_KERNEL_SETS];
+    const int count = available_kernels(sets);
+    for (int i = 0; i < count; ++i)
+        if (isa == "auto" || isa == sets[i]->name) return *sets[i];
     throw std::invalid_argument("instruction set " + isa + " is not available here");
+}
+inline std::vector<std::string> kernel_names() {
+    const Kernels* sets[MOST_KERNEL_SETS];
+    std::vector<std::string> names(static_cast<size_t>(available_kernels(sets)));
+    for (size_t i = 0; i < names.size(); ++i) names[i] = sets[i]->name;
+    return names;
 }
 
 // --- memory ---------------------------------------------------------------------------------------------------------------------------
@@ -60,39 +67,6 @@ struct Arena {
 
     int64_t pages, page_bytes;
     std::shared_ptr<Mapping> mapping;
-};
-
-struct Packed {
-    Linear linear;
-    int64_t bytes;
-    std::shared_ptr<Mapping> mapping;
-};
-
-struct WeightSlab {
-    explicit WeightSlab(int64_t bytes) : mapping(std::make_shared<Mapping>(bytes)) {}
-
-    Packed pack(In<uint8_t, 1> raw, const std::string& type, int64_t rows, int64_t columns, const std::string& format,
-                std::optional<In<int32_t, 1>> row_order) {
-        require(rows > 0 && columns > 0 && rows < INT32_MAX && columns < INT32_MAX, "rows and columns must be positive");
-        const SourceType source = source_type(type);
-        const PackFormat target = pack_format(format);
-        require(static_cast<int64_t>(raw.size()) == rows * source_row_bytes(source, columns), "raw bytes do not match rows x columns of this type");
-        const int32_t* order = nullptr;
-        if (row_order) {
-            require(static_cast<int64_t>(row_order->size()) == rows, "row_order needs one entry per row");
-            order = row_order->data();
-            for (int64_t i = 0; i < rows; ++i) require(order[i] >= 0 && order[i] < rows, "row_order names a row that is not there");
-        }
-        const int64_t bytes = packed_bytes(target, rows, columns);
-        if (used + bytes > mapping->bytes()) throw std::invalid_argument("the slab is full");
-        uint8_t* at = mapping->data() + used;
-        used += bytes;
-        nb::gil_scoped_release unlocked;
-        return {kvseal::pack(source, raw.data(), rows, columns, order, target, at), bytes, mapping};
-    }
-
-    std::shared_ptr<Mapping> mapping;
-    int64_t used = 0;
 };
 
 // --- steps ----------------------------------------------------------------------------------------------------------------------------
@@ -159,6 +133,8 @@ using MaybeVector = std::optional<In<float, 1>>;
 void add_kernels(nb::module_& m);
 // The proof of pages that came from another node (module_handoff.cpp).
 void add_handoff(nb::module_& m);
+// Logits become tokens (module_sampling.cpp).
+void add_sampling(nb::module_& m);
 
 }  // namespace binding
 }  // namespace kvseal

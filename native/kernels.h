@@ -109,7 +109,8 @@ struct Kernels {
 int64_t attend_scratch_floats(const KVLayout& kv, int group);
 int attend_block_tokens(int group);
 
-const Kernels& portable_kernels();
-const Kernels* avx2_kernels();  // null when not compiled in or the CPU lacks it
+// The sets that are compiled in and that this CPU runs, the fastest first, "portable" last. Returns their number.
+constexpr int MOST_KERNEL_SETS = 4;
+int available_kernels(const Kernels* (&best_first)[MOST_KERNEL_SETS]);
 
 }  // namespace kvseal

@@ -3,6 +3,7 @@
 // Owns argument checks and lifetimes; computes nothing. Every array is checked for type, order and shape before a pointer leaves here;
 // what does not fit raises ValueError or TypeError; an array that is written is never converted. The GIL is released while kernels run.
 #include "bindings.h"
+#include "sampler.h"
 
 using namespace kvseal;
 using namespace kvseal::binding;
@@ -13,12 +14,12 @@ Vector vector_of(const MaybeVector& v) { return v ? Vector(v->data(), v->data() 
 
 struct Layer {
     LayerParts parts;
-    std::vector<std::shared_ptr<Mapping>> keep;
+    std::vector<std::shared_ptr<const void>> keep;
 };
 
 struct NativeDecoder {
     std::unique_ptr<Decoder> decoder;
-    std::vector<std::shared_ptr<Mapping>> keep;
+    std::vector<std::shared_ptr<const void>> keep;
     In<uint8_t, 1> embedding_raw;
     std::vector<int32_t> embedding_order;
 
@@ -34,7 +35,7 @@ NativeDecoder make_decoder(const ModelNumbers& numbers, const KVLayout& layout, 
     KVLayout kv = layout;
     kv.pages = arena.pages;
     kv.memory = arena.data();
-    native.keep = {arena.mapping, lm_head.mapping};
+    native.keep = {arena.mapping, lm_head.owner};
     std::vector<LayerParts> parts;
     for (const Layer* layer : layers) {
         parts.push_back(layer->parts);
@@ -103,6 +104,41 @@ bool seal_digests(NativeDecoder& self, In<int32_t, 1> pages, InOut<uint8_t, 2> f
     return self.decoder->seal_digests(pages.data(), static_cast<int>(pages.size()), folds.data());
 }
 
+void fill_packed(Packed& packed, In<uint8_t, 1> raw, const std::string& type, std::optional<In<int32_t, 1>> row_order) {
+    const Linear& w = packed.linear;
+    const SourceType source = source_type(type);
+    require(packed.writable != nullptr, "mapped weights are read-only");
+    require(static_cast<int64_t>(raw.size()) == w.rows * source_row_bytes(source, w.columns), "raw bytes do not match rows x columns of this type");
+    const int32_t* order = nullptr;
+    if (row_order) {
+        require(static_cast<int64_t>(row_order->size()) == w.rows, "row_order needs one entry per row");
+        order = row_order->data();
+        for (int64_t i = 0; i < w.rows; ++i) require(order[i] >= 0 && order[i] < w.rows, "row_order names a row that is not there");
+    }
+    nb::gil_scoped_release unlocked;
+    pack(source, raw.data(), order, w);
+}
+
+Packed place_packed(WeightSlab& slab, int64_t rows, int64_t columns, const std::string& format) {
+    require(rows > 0 && columns > 0 && rows < INT32_MAX && columns < INT32_MAX, "rows and columns must be positive");
+    return slab.place(pack_format(format), rows, columns);
+}
+
+nb::object slab_memory(const WeightSlab& slab) {
+    auto* keep = new std::shared_ptr<const void>(slab.owner());
+    nb::capsule owner(keep, [](void* p) noexcept { delete static_cast<std::shared_ptr<const void>*>(p); });
+    return nb::cast(nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>(slab.data(), {static_cast<size_t>(slab.bytes())}, owner));
+}
+
+nb::bytes slab_digest(const WeightSlab& slab) {
+    Digest found;
+    {
+        nb::gil_scoped_release unlocked;
+        found = slab.digest();
+    }
+    return nb::bytes(reinterpret_cast<const char*>(&found), sizeof found);
+}
+
 KVLayout make_layout(int layers, int kv_heads, int head_dim, int page_tokens, const std::string& kv_dtype, int64_t run_bytes, int64_t element_run_bytes,
                      int64_t section_bytes, int64_t page_bytes, uint64_t format) {
     KVLayout kv{};
@@ -153,6 +189,7 @@ NB_MODULE(_native, m) {
         kvseal::advance(&seal, {nonce, {scope_low, scope_high}, format, ordinal, layer}, 0, filled);
         return nb::bytes(reinterpret_cast<const char*>(&seal), sizeof seal);
     }, nb::arg("nonce"), nb::arg("scope_low"), nb::arg("scope_high"), nb::arg("format"), nb::arg("ordinal"), nb::arg("layer"), nb::arg("filled"));
+    m.def("instruction_sets", &kernel_names);
     m.def("instruction_set", [](const std::string& isa) { return std::string(kernels_of(isa).name); }, nb::arg("isa") = "auto");
 
     nb::class_<Arena>(m, "Arena")
@@ -174,13 +211,27 @@ NB_MODULE(_native, m) {
         .def_prop_ro("rows", [](const Packed& p) { return p.linear.rows; })
         .def_prop_ro("columns", [](const Packed& p) { return p.linear.columns; })
         .def_prop_ro("format", [](const Packed& p) { return std::string(pack_name(p.linear.format)); })
-        .def_ro("bytes", &Packed::bytes);
+        .def_ro("bytes", &Packed::bytes)
+        .def("fill", &fill_packed, nb::arg("raw"), nb::arg("type"), nb::arg("row_order") = nb::none());
 
+    m.attr("PACK_LAYOUT") = PACK_LAYOUT;
     nb::class_<WeightSlab>(m, "WeightSlab")
         .def(nb::init<int64_t>(), nb::arg("bytes"))
-        .def_ro("used_bytes", &WeightSlab::used)
-        .def("pack", &WeightSlab::pack, nb::arg("raw"), nb::arg("type"), nb::arg("rows"), nb::arg("columns"), nb::arg("format"),
-             nb::arg("row_order") = nb::none());
+        .def_static("map", [](int file, int64_t offset, int64_t bytes) { return WeightSlab(file, offset, bytes); }, nb::arg("file"), nb::arg("offset"),
+                    nb::arg("bytes"))
+        .def_prop_ro("size_bytes", &WeightSlab::bytes)
+        .def_prop_ro("used_bytes", &WeightSlab::used)
+        .def_prop_ro("memory", &slab_memory)
+        .def("digest", &slab_digest)
+        .def("place", &place_packed, nb::arg("rows"), nb::arg("columns"), nb::arg("format"))
+        .def("pack", [](WeightSlab& self, In<uint8_t, 1> raw, const std::string& type, int64_t rows, int64_t columns, const std::string& format,
+                        std::optional<In<int32_t, 1>> row_order) {
+                WeightSlab after = self;  // Nothing is taken when the arguments are wrong.
+                Packed packed = place_packed(after, rows, columns, format);
+                fill_packed(packed, raw, type, row_order);
+                self = after;
+                return packed;
+            }, nb::arg("raw"), nb::arg("type"), nb::arg("rows"), nb::arg("columns"), nb::arg("format"), nb::arg("row_order") = nb::none());
     m.def("packed_bytes", [](const std::string& format, int64_t rows, int64_t columns) { return packed_bytes(pack_format(format), rows, columns); },
           nb::arg("format"), nb::arg("rows"), nb::arg("columns"));
 
@@ -210,7 +261,7 @@ NB_MODULE(_native, m) {
                 new (self) Layer{{q.linear, k.linear, v.linear, o.linear, gate.linear, up.linear, down.linear, vector_of(attn_norm), vector_of(mlp_norm),
                                   vector_of(q_bias), vector_of(k_bias), vector_of(v_bias), vector_of(o_bias), vector_of(gate_bias), vector_of(up_bias),
                                   vector_of(down_bias), vector_of(q_norm), vector_of(k_norm)},
-                                 {q.mapping, k.mapping, v.mapping, o.mapping, gate.mapping, up.mapping, down.mapping}};
+                                 {q.owner, k.owner, v.owner, o.owner, gate.owner, up.owner, down.owner}};
             }, nb::kw_only(), nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("o"), nb::arg("gate"), nb::arg("up"), nb::arg("down"), nb::arg("attn_norm"),
             nb::arg("mlp_norm"), nb::arg("q_bias") = nb::none(), nb::arg("k_bias") = nb::none(), nb::arg("v_bias") = nb::none(), nb::arg("o_bias") = nb::none(),
             nb::arg("gate_bias") = nb::none(), nb::arg("up_bias") = nb::none(), nb::arg("down_bias") = nb::none(), nb::arg("q_norm") = nb::none(),
@@ -229,8 +280,10 @@ NB_MODULE(_native, m) {
         .def("logits", &logits, nb::arg("hidden"), nb::arg("out").noconvert())
         .def("seal_digests", &seal_digests, nb::arg("pages"), nb::arg("folds").noconvert())
         .def_prop_ro("instruction_set", [](const NativeDecoder& d) { return std::string(d.get().kernels().name); })
-        .def_prop_ro("threads", [](const NativeDecoder& d) { return d.get().threads(); });
+        .def_prop_ro("threads", [](const NativeDecoder& d) { return d.get().threads(); })
+        .def("sampler", [](NativeDecoder& d) { return Sampler(d.decoder->team(), d.get().kernels(), d.get().numbers().vocab_size); }, nb::keep_alive<0, 1>());
 
     add_kernels(m);
     add_handoff(m);
+    add_sampling(m);
 }

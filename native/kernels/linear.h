@@ -69,7 +69,12 @@ static void linear_of(const Linear& w, const Inputs& in, int token_begin, int to
     int t = token_begin;
     const auto cold = [&] { return t == token_begin; };
     if constexpr (FORMAT >= PACK_Q8) {
-        for (; t + 8 <= token_end; t += 8) strip<FORMAT, 1, 8>(w, in, t, begin, end, cold(), to);
+#if defined(__AVX512VL__)
+        constexpr int ROWS = 2;  // twice the registers
+#else
+        constexpr int ROWS = 1;
+#endif
+        for (; t + 8 <= token_end; t += 8) strip<FORMAT, ROWS, 8>(w, in, t, begin, end, cold(), to);
         if (t + 4 <= token_end) strip<FORMAT, 1, 4>(w, in, t, begin, end, cold(), to), t += 4;
         if (t + 2 <= token_end) strip<FORMAT, 2, 2>(w, in, t, begin, end, cold(), to), t += 2;
         if (t < token_end) strip<FORMAT, 2, 1>(w, in, t, begin, end, cold(), to);

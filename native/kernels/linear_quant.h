@@ -28,7 +28,7 @@ static inline __m256i bytes32(const uint8_t* p) { return _mm256_load_si256(reint
 // Ends an expression: without it GCC gathers all products of a group before the first sum and spills most of them.
 template <class V>
 static inline V settled(V v) {
-    asm("" : "+x"(v));
+    asm("" : "+v"(v));
     return v;
 }
 #else
@@ -37,8 +37,29 @@ static inline V settled(V v) {
     return v;
 }
 #endif
+#if defined(KVSEAL_NEON)
+static inline int32_t word_at(const int8_t* p) {
+    int32_t word;
+    __builtin_memcpy(&word, p, 4);
+    return word;
+}
+static inline f8 joined(int32x4_t low, int32x4_t high) {
+    i8x both;
+    __builtin_memcpy(&both, &low, 16);
+    __builtin_memcpy(reinterpret_cast<char*>(&both) + 16, &high, 16);
+    return to_float8(both);
+}
+#endif
 
 #if defined(KVSEAL_VNNI)
+static inline __m256i dot4(__m256i sum, __m256i u, __m256i s) {
+#if defined(__AVX512VNNI__)
+    return _mm256_dpbusd_epi32(sum, u, s);
+#else
+    return _mm256_dpbusd_avx_epi32(sum, u, s);
+#endif
+}
+
 // 4 products of unsigned and signed bytes and their sum, in 32 bits, in one instruction: nothing can overflow.
 template <int R, int T, class Take>
 static inline void dot_q4(const uint8_t* w, int64_t stride, const int8_t* x, Take&& take) {
@@ -50,8 +71,8 @@ static inline void dot_q4(const uint8_t* w, int64_t stride, const int8_t* x, Tak
             const __m256i raw = bytes32(w + r * stride + i * 32);
             const __m256i low = _mm256_and_si256(raw, mask), high = _mm256_and_si256(_mm256_srli_epi16(raw, 4), mask);
             for (int t = 0; t < T; ++t) {
-                total[r][t] = _mm256_dpbusd_epi32(i == 0 ? _mm256_setzero_si256() : total[r][t], low, broadcast4(x + t * GROUP + i * 4));
-                total[r][t] = settled(_mm256_dpbusd_epi32(total[r][t], high, broadcast4(x + t * GROUP + 16 + i * 4)));
+                total[r][t] = dot4(i == 0 ? _mm256_setzero_si256() : total[r][t], low, broadcast4(x + t * GROUP + i * 4));
+                total[r][t] = settled(dot4(total[r][t], high, broadcast4(x + t * GROUP + 16 + i * 4)));
             }
         }
     for (int r = 0; r < R; ++r)
@@ -68,7 +89,7 @@ static inline void dot_q8(const uint8_t* w, int64_t stride, const int8_t* x, con
     for (int i = 0; i < 8; ++i)
         for (int r = 0; r < R; ++r) {
             const __m256i raised = _mm256_xor_si256(bytes32(w + r * stride + i * 32), sign);
-            for (int t = 0; t < T; ++t) total[r][t] = settled(_mm256_dpbusd_epi32(total[r][t], raised, broadcast4(x + t * GROUP + i * 4)));
+            for (int t = 0; t < T; ++t) total[r][t] = settled(dot4(total[r][t], raised, broadcast4(x + t * GROUP + i * 4)));
         }
     for (int r = 0; r < R; ++r)
         for (int t = 0; t < T; ++t) take(r, t, _mm256_cvtepi32_ps(total[r][t]));
@@ -116,6 +137,40 @@ static inline void dot_q8(const uint8_t* w, int64_t stride, const int8_t* x, con
         }
     for (int r = 0; r < R; ++r)
         for (int t = 0; t < T; ++t) take(r, t, _mm256_cvtepi32_ps(total[r][t]));
+}
+#elif defined(KVSEAL_NEON)
+// Four rows a register; each lane of `x` is four inputs, taken in turn.
+template <int R, int T, class Take>
+static inline void dot_q4(const uint8_t* w, int64_t stride, const int8_t* x, Take&& take) {
+    const uint8x16_t mask = vdupq_n_u8(15);
+    for (int r = 0; r < R; ++r)
+        for (int t = 0; t < T; ++t) {
+            int32x4_t total[2] = {vdupq_n_s32(0), vdupq_n_s32(0)};
+            for (int i = 0; i < 4; ++i) {
+                const int8x16_t low = vreinterpretq_s8_s32(vdupq_n_s32(word_at(x + t * GROUP + i * 4)));
+                const int8x16_t high = vreinterpretq_s8_s32(vdupq_n_s32(word_at(x + t * GROUP + 16 + i * 4)));
+                for (int half = 0; half < 2; ++half) {
+                    const uint8x16_t raw = vld1q_u8(w + r * stride + i * 32 + half * 16);
+                    total[half] = vdotq_s32(total[half], vreinterpretq_s8_u8(vandq_u8(raw, mask)), low);
+                    total[half] = vdotq_s32(total[half], vreinterpretq_s8_u8(vshrq_n_u8(raw, 4)), high);
+                }
+            }
+            take(r, t, joined(total[0], total[1]));
+        }
+}
+
+template <int R, int T, class Take>
+static inline void dot_q8(const uint8_t* w, int64_t stride, const int8_t* x, const int32_t*, Take&& take) {
+    for (int r = 0; r < R; ++r)
+        for (int t = 0; t < T; ++t) {
+            int32x4_t total[2] = {vdupq_n_s32(0), vdupq_n_s32(0)};
+            for (int i = 0; i < 8; ++i) {
+                const int8x16_t input = vreinterpretq_s8_s32(vdupq_n_s32(word_at(x + t * GROUP + i * 4)));
+                for (int half = 0; half < 2; ++half)
+                    total[half] = vdotq_s32(total[half], vreinterpretq_s8_u8(vld1q_u8(w + r * stride + i * 32 + half * 16)), input);
+            }
+            take(r, t, joined(total[0], total[1]));
+        }
 }
 #else
 template <int R, int T, class Take>

@@ -8,6 +8,8 @@
 #include <cstring>
 #if defined(KVSEAL_AVX2)
 #include <immintrin.h>
+#elif defined(KVSEAL_NEON)
+#include <arm_neon.h>
 #endif
 
 namespace kvseal {

@@ -26,7 +26,7 @@ DTYPES = ["fp32", "fp16", "int8", "int4"]
 
 
 def instruction_sets() -> list[str]:
-    return ["portable"] if _native.instruction_set() == "portable" else ["portable", _native.instruction_set()]
+    return _native.instruction_sets()
 
 
 every_isa = pytest.mark.parametrize("isa", instruction_sets())

@@ -1,10 +1,9 @@
-// The Python face of the single kernels, for the conformance suite and the sampler.
+// The Python face of the single kernels, for the conformance suite.
 //
 // Owns their argument checks; computes nothing. The engine itself calls whole steps (module.cpp).
 #include "bindings.h"
 #include "digest.h"
 #include "roofline.h"
-#include "sample.h"
 
 namespace kvseal {
 namespace binding {
@@ -155,16 +154,6 @@ void add_kernels(nb::module_& m) {
             nb::gil_scoped_release unlocked;
             return self.read(threads);
         }, nb::arg("threads"));
-
-    m.def("argmax", [](In<float, 1> row) {
-        require(row.size() > 0, "an empty row");
-        return argmax(row.data(), static_cast<int64_t>(row.size()));
-    }, nb::arg("row"));
-    m.def("log_sum_exp", [](In<float, 1> row) {
-        require(row.size() > 0, "an empty row");
-        return log_sum_exp(row.data(), static_cast<int64_t>(row.size()));
-    }, nb::arg("row"));
-    m.def("top_k", [](In<float, 1> row, int64_t k) { return top_k(row.data(), static_cast<int64_t>(row.size()), k); }, nb::arg("row"), nb::arg("k"));
 }
 
 }  // namespace binding

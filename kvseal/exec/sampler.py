@@ -42,6 +42,7 @@ whole vocabulary unless its distribution is nearly flat."""
 SMALLEST_TEMPERATURE = 1e-4
 """Below it everything but the highest logit has no weight left in float32."""
 NOT_FINITE = "the model's output is not finite at this position; the request was stopped before a token was chosen"
+RULED_OUT = "every token is ruled out (allowed_token_ids, stop ids before min_tokens); none can be chosen"
 BLOCK = 256
 """Tokens whose weights are summed together in a draw from the whole vocabulary."""
 
@@ -57,7 +58,7 @@ def sample(logits: Float32, params: SamplingParams, *, history: Sequence[int], p
     best = int(logits.argmax())
     if not (math.isfinite(logits[best]) and math.isfinite(logits.min())):
         raise SamplingFailed(NOT_FINITE)
-    if not _is_plain_greedy(params, output_index):
+    if not is_plain_greedy(params, output_index):
         values, ids = _adjusted(logits, params, history, prompt_tokens, output_index)
         best = _choose(values, ids, params, output_index)
     return Sampled(best, None if params.logprobs is None else token_logprobs(logits, best, params.logprobs))
@@ -79,7 +80,8 @@ def token_logprobs(logits: Float32, token: int, top: int) -> TokenLogprobs:
     return TokenLogprobs(token, float(logits[token]) - log_total, tuple((int(i), float(logits[i]) - log_total) for i in likeliest))
 
 
-def _is_plain_greedy(params: SamplingParams, output_index: int) -> bool:
+def is_plain_greedy(params: SamplingParams, output_index: int) -> bool:
+    """Whether the highest of the raw logits is the token."""
     return (
         params.temperature == 0
         and params.repetition_penalty == 1
@@ -120,7 +122,7 @@ def _choose(values: Float32, ids: Indices | None, params: SamplingParams, output
     best = int(values.argmax())
     highest = values[best]
     if highest == -np.inf:
-        raise SamplingFailed("every token is ruled out (allowed_token_ids, stop ids before min_tokens); none can be chosen")
+        raise SamplingFailed(RULED_OUT)
     if not math.isfinite(highest):
         raise SamplingFailed(NOT_FINITE)
     if params.temperature > 0:

@@ -30,6 +30,8 @@ BENCHMARKS: dict[str, tuple[str, ...]] = {
     "admission": ("1", "2"),
     "prefix": ("3",),
     "batch": ("1", "2"),
+    "noreuse": ("6",),
+    "stall": ("10",),
 }
 """In the order in which they run, with the figures that each measures."""
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from kvseal.bench.suite.board import Entry, Result, Side, Target, missing
 from kvseal.bench.suite.command import Context, benchmark_main
-from kvseal.bench.suite.rig import Ran, Rig, RunFailed, check_equal
+from kvseal.bench.suite.rig import MayStart, Ran, Rig, RunFailed, check_equal
 from kvseal.bench.suite.workloads import Ask, lengths
 from kvseal.core.batch import Batch
 
@@ -59,10 +59,10 @@ def requests_of(context: Context, size: Size, part: int) -> tuple[list[Ask], boo
     return asks, real
 
 
-def reserving(slots: int, reserved: Callable[[Ask], int]) -> Callable[[Ask, Sequence[Ask]], bool]:
+def reserving(slots: int, reserved: Callable[[Ask], int]) -> MayStart:
     """Holds a request back while what is reserved for it does not fit beside the others'."""
 
-    def may_start(ask: Ask, running: Sequence[Ask]) -> bool:
+    def may_start(ask: Ask, running: Sequence[Ask], _: int) -> bool:
         return sum(map(reserved, running)) + reserved(ask) <= slots
 
     return may_start

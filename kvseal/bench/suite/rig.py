@@ -29,6 +29,8 @@ from kvseal.node.models import resolve_model
 
 ENDING_BIAS = 100.0
 
+MayStart = Callable[[Ask, Sequence[Ask], int], bool]
+
 
 class RunFailed(Exception):
     """A request did not complete as it should: there is no score."""
@@ -121,12 +123,12 @@ class Rig:
         apart: bool = False,
         scope: Scope | None = None,
         hidden: bool = False,
-        may_start: Callable[[Ask, Sequence[Ask]], bool] | None = None,
+        may_start: MayStart | None = None,
     ) -> Ran:
         """All at once, in order. They share prefixes with each other alone (or with whatever ran in `scope` before); `apart`: none does.
 
         `hidden`: the engine is told the longest length that it serves, and the output ends by a token that it cannot foresee.
-        `may_start(ask, open ones)`: holds the next request back, as a server that reserves memory would.
+        `may_start(ask, open ones, output tokens so far)`: holds the next request back, as a server that reserves memory would.
         """
         shared = scope or Scope(os.urandom(16))
         before, began_s, cpu_s = self.engine.stats(), time.perf_counter(), time.process_time()
@@ -134,8 +136,9 @@ class Rig:
         places: dict[RequestId, int] = {}
         outputs: list[list[int]] = [[] for _ in asks]
         times: list[list[float]] = [[] for _ in asks]
+        produced = 0
         while waiting or places:
-            while waiting and (may_start is None or may_start(asks[waiting[0][0]], [asks[place] for place in places.values()])):
+            while waiting and (may_start is None or may_start(asks[waiting[0][0]], [asks[at] for at in places.values()], produced)):
                 place, request = waiting.popleft()
                 refused = self.engine.submit(request)
                 if refused is not None:
@@ -145,6 +148,7 @@ class Rig:
                 if isinstance(event, TokensEvent):
                     place = places[event.request_id]
                     outputs[place] += event.tokens
+                    produced += len(event.tokens)
                     times[place] += [time.perf_counter() - began_s] * len(event.tokens)
                 elif not isinstance(event.outcome, Completed) or len(outputs[places[event.request_id]]) != (
                     asks[places[event.request_id]].output_tokens

@@ -19,8 +19,8 @@ def number(value: float) -> str:
     size = abs(value)
     if size >= 1000:
         return f"{value:,.0f}"
-    digits = 1 if size >= 100 else 2 if size >= 1 else 3 if size >= 0.1 else 4
-    return f"{value:.{digits}f}"
+    digits = 1 if size >= 100 else 2 if size >= 1 else 3 if size >= 0.1 else 4 if size >= 0.01 else 6
+    return f"{value:.{digits}f}" if value else "0"
 
 
 def side_text(side: Side | None) -> str:

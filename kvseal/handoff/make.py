@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvseal.core.errors import ConfigError
+from kvseal.handoff.nixl import Nixl
 from kvseal.handoff.proof import Memory
 from kvseal.handoff.shm import SharedMemory
 from kvseal.handoff.tcp import TCP, TLS
@@ -33,4 +34,6 @@ def make_transport(
         return SharedMemory(memory, file, incarnation=incarnation, secret=secret, wake=wake)
     if name == "tcp":
         return TCP(memory, incarnation=incarnation, secret=secret, host=host, port=port, tls=tls, wake=wake)
+    if name == "nixl":
+        return Nixl(memory, incarnation=incarnation, wake=wake)
     raise ConfigError(f"there is no transport {name!r}; choose from {', '.join(TRANSPORTS)}")

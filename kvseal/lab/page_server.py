@@ -34,6 +34,7 @@ def geometry_of(layers: int) -> KVGeometry:
 
 
 def main() -> None:
+    answers, sys.stdout = sys.stdout, sys.stderr  # whoever prints, it is not an answer
     order = json.loads(sys.stdin.readline())
     geometry = geometry_of(order["layers"])
     pages = order["pages"]
@@ -49,7 +50,11 @@ def main() -> None:
         order["transport"], arena.memory, file=arena.file, incarnation=order["incarnation"], secret=bytes.fromhex(order["secret"])
     )
     stamps = [word for page in range(pages) for word in (page, NONCE_BASE + page)]
-    print(json.dumps({"endpoint": base64.b64encode(transport.endpoint).decode(), "folds": folds, "pid": os.getpid()}), flush=True)
+    print(
+        json.dumps({"endpoint": base64.b64encode(transport.endpoint).decode(), "folds": folds, "pid": os.getpid()}),
+        file=answers,
+        flush=True,
+    )
     for line in sys.stdin:
         command, *words = line.split()
         if command == "exit":
@@ -61,7 +66,7 @@ def main() -> None:
         elif command == "reuse":
             page = int(words[0])
             write_page(arena.memory, geometry, page, nonce=7, scope=SCOPE, ordinal=page, content=payload(geometry, b"other"))
-        print("done", flush=True)
+        print("done", file=answers, flush=True)
     transport.close()
 
 

@@ -62,8 +62,8 @@ static inline void strip(const Linear& w, const Inputs& in, int token, int begin
         for (; block < end; ++block) tile<FORMAT, 1, T>(w, in, token, block, cold, to);
 }
 
-// Tiles: several row blocks for few tokens (independent chains hide latency), several tokens for one row block otherwise (its unpacking is
-// shared), as much as the registers hold. token_begin is the first of a token block.
+// Tiles: as many tokens as the registers hold share the unpacking of a row block. One row block at a time, so that memory is read in one
+// stream: for a single token two of them cost a third of the bandwidth (measured). token_begin is the first of a token block.
 template <PackFormat FORMAT>
 static void linear_of(const Linear& w, const Inputs& in, int token_begin, int token_end, int begin, int end, const Outputs& to) {
     int t = token_begin;
@@ -76,12 +76,12 @@ static void linear_of(const Linear& w, const Inputs& in, int token_begin, int to
 #endif
         for (; t + 8 <= token_end; t += 8) strip<FORMAT, ROWS, 8>(w, in, t, begin, end, cold(), to);
         if (t + 4 <= token_end) strip<FORMAT, 1, 4>(w, in, t, begin, end, cold(), to), t += 4;
-        if (t + 2 <= token_end) strip<FORMAT, 2, 2>(w, in, t, begin, end, cold(), to), t += 2;
-        if (t < token_end) strip<FORMAT, 2, 1>(w, in, t, begin, end, cold(), to);
+        if (t + 2 <= token_end) strip<FORMAT, 1, 2>(w, in, t, begin, end, cold(), to), t += 2;
+        if (t < token_end) strip<FORMAT, 1, 1>(w, in, t, begin, end, cold(), to);
     } else {
         for (; t + 4 <= token_end; t += 4) strip<FORMAT, 2, 4>(w, in, t, begin, end, cold(), to);
-        if (t + 2 <= token_end) strip<FORMAT, 4, 2>(w, in, t, begin, end, cold(), to), t += 2;
-        if (t < token_end) strip<FORMAT, 4, 1>(w, in, t, begin, end, cold(), to);
+        if (t + 2 <= token_end) strip<FORMAT, 2, 2>(w, in, t, begin, end, cold(), to), t += 2;
+        if (t < token_end) strip<FORMAT, 2, 1>(w, in, t, begin, end, cold(), to);
     }
 }
 

@@ -32,6 +32,7 @@ examples:
   kvseal run "Why is the sky blue?"             one answer in the terminal
   kvseal size config.json --context 131072      how much KV cache a model needs
   kvseal audit http://host:8000/v1 --model NAME whether a server keeps its promises
+  kvseal place --trace FILE --slo ttft=2,tpot=0.1 --workers 8
 Each command has its own help: kvseal serve --help
 """
 
@@ -74,6 +75,10 @@ def _dispatch(arguments: list[str]) -> int:
         from kvseal.audit.command import main as audit_main
 
         return audit_main(arguments[1:])
+    if arguments[:1] == ["place"]:
+        from kvseal.bench.place.command import main as place_main
+
+        return place_main(arguments[1:])
     options = _parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = options.command
     return command(options)
@@ -92,6 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_run(commands)
     _add_bench(commands)
     commands.add_parser("size", help="how much KV cache a model needs, what a pool holds, whether a promised context is true")
+    commands.add_parser("place", help="how to place workers for a load: colocated, or prefill and decode apart")
     commands.add_parser("audit", help="whether any OpenAI-compatible server truncates, leaks or lies")
     return parser
 

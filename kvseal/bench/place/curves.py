@@ -1,0 +1,141 @@
+"""Attainment of one worker over the rate of requests, simulated where it is asked for and kept.
+
+Owns the curves, the hunt for the highest rate that passes, and the grain of decode workers. Never judges placements (`search` does).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from kvseal.bench.place.latency import Cost, Step, WorkerKind
+from kvseal.bench.place.slo import SLO
+from kvseal.bench.place.trace import Job
+
+GRID = 1.08
+"""Rates of the curves are powers of it."""
+FARTHEST = 400
+"""Powers of a grid below a guess that are looked at; a rate so low passes nowhere else."""
+
+
+class Curve:
+    """`most_rate`: where a run would be too short to say anything; if it passes there, that is the figure."""
+
+    def __init__(self, run: Callable[[float], float], most_rate: float) -> None:
+        self._run = run
+        self._known: dict[int, float] = {}
+        self._most = math.floor(math.log(most_rate, GRID))
+
+    def at_grid(self, power: int) -> float:
+        if power not in self._known:
+            self._known[power] = self._run(GRID**power)
+        return self._known[power]
+
+    def at(self, rate: float) -> float:
+        """Between grid points in a straight line over log(rate)."""
+        place = math.log(rate, GRID)
+        low = math.floor(place)
+        below, above = self.at_grid(low), self.at_grid(low + 1)
+        return below + (above - below) * (place - low)
+
+    def goodput(self, target: float, guess: float) -> float:
+        """The highest rate with at least `target`; 0 if there is none near enough to `guess`."""
+        power = highest(lambda power: self.at_grid(power) >= target, round(math.log(guess, GRID)), self._most)
+        if power is None:
+            return 0.0
+        if power >= self._most:
+            return float(GRID**power)
+        below, above = self.at_grid(power), self.at_grid(power + 1)
+        share = (below - target) / (below - above) if below > above else 0.0
+        return float(GRID ** (power + min(1.0, share)))
+
+    def reaches(self, target: float, rate: float) -> bool:
+        """Whether the grid point below `rate` passes."""
+        return rate > 0 and self.at_grid(min(self._most, math.floor(math.log(rate, GRID)))) >= target
+
+
+def highest(test: Callable[[int], bool], guess: int, most: int, *, first: int = 4) -> int | None:
+    """The highest whole number up to `most` that passes a test that all lower ones pass, sought from `guess` outwards; None if none."""
+    guess = min(guess, most)
+    step, least = first, guess - FARTHEST
+    if test(guess):
+        low = guess
+        while True:
+            if low == most:
+                return most
+            high = min(most, low + step)
+            if not test(high):
+                break
+            low, step = high, 2 * step
+    else:
+        high = guess
+        while True:
+            low = high - step
+            if low < least:
+                return None
+            if test(low):
+                break
+            high, step = low, 2 * step
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if test(middle) else (low, middle)
+    return low
+
+
+def bisect(test: Callable[[float], bool], most: float) -> float:
+    """The highest rate up to `most` that passes, to half a percent; 0 if not even a thousandth of it does."""
+    if test(most):
+        return most
+    low = high = most
+    while not test(low):
+        low, high = low / GRID**2, low
+        if low < most / 1000:
+            return 0.0
+    while high / low > 1.005:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if test(middle) else (low, middle)
+    return low
+
+
+@dataclass(frozen=True, slots=True)
+class _Grains:
+    """Steps of a decode worker, some at a time: what changes between them is one token of context a row."""
+
+    cost: Cost
+    tokens: int
+
+    def step_s(self, step: Step) -> float:
+        return self.tokens * self.cost.step_s(step._replace(decode_context=self.tokens * step.decode_context))
+
+    def to_json(self) -> dict[str, object]:
+        raise NotImplementedError("grains are made for a curve and never stored")
+
+
+def in_grains(kind: WorkerKind, slo: SLO, tokens: int) -> tuple[WorkerKind, SLO]:
+    """The same decode worker and limits with `tokens` tokens counted as one: a curve then takes that part of the time. Requests join at
+    the next grain instead of the next step, which is little beside the life of a request of hundreds of tokens."""
+    coarse = replace(
+        kind,
+        cost=_Grains(kind.cost, tokens),
+        pool_tokens=max(1, kind.pool_tokens // tokens),
+        context_tokens=_grains(kind.context_tokens, tokens) + 2,
+        page_tokens=max(1, kind.page_tokens // tokens),
+    )
+    return coarse, SLO(tpot_s=None if slo.tpot_s is None else slo.tpot_s * tokens, tbt_s=None if slo.tbt_s is None else slo.tbt_s * tokens)
+
+
+def grains_of(jobs: Sequence[Job], tokens: int) -> list[Job]:
+    """The first token comes with the prompt, the rest in grains."""
+    return [
+        job._replace(
+            prompt_tokens=_grains(job.prompt_tokens, tokens),
+            output_tokens=1 + max(1, round((job.output_tokens - 1) / tokens)) if job.output_tokens > 1 else 1,
+            blocks=(),
+        )
+        for job in jobs
+    ]
+
+
+def _grains(count: int, tokens: int) -> int:
+    return -(-count // tokens)

@@ -17,7 +17,7 @@ from array import array
 import numpy as np
 import numpy.typing as npt
 
-from kvseal.exec.backend import Float32, Int32, RowBreak, SealCheck, StepArrays, StepOutput, UInt64
+from kvseal.exec.backend import Arena, Float32, Int32, RowBreak, SealCheck, StepArrays, StepOutput, UInt64
 from kvseal.exec.spec import ModelSpec, RopeSpec
 from kvseal.kv.geometry import KVDtype, KVGeometry
 from kvseal.kv.seal import SEAL_BYTES, SEAL_DTYPE, SEAL_MAGIC
@@ -77,9 +77,13 @@ class OracleBackend:
     def __init__(self, spec: ModelSpec, geometry: KVGeometry, pages: int) -> None:
         self.spec = spec
         self.geometry = geometry
-        self.arena = OracleArena(geometry, pages)
+        self.arena: Arena = OracleArena(geometry, pages)
         self.pages = pages
-        memory, section = self.arena.memory, geometry.section_bytes
+        self.look_at(self.arena.memory)
+
+    def look_at(self, memory: npt.NDArray[np.uint8]) -> None:
+        """[pages, page_bytes]: where the pages are."""
+        geometry, section = self.geometry, self.geometry.section_bytes
         self._seals = [memory[:, at : at + SEAL_BYTES].view(SEAL_DTYPE)[:, 0] for at in range(0, geometry.page_bytes, section)]
         run = geometry.page_tokens * VALUE_BYTES
         starts = [layer * section + SEAL_BYTES for layer in range(geometry.layers)]

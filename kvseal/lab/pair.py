@@ -10,50 +10,24 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from kvseal.core.clock import ManualClock
-from kvseal.core.config import EngineConfig, NodeConfig
+from kvseal.core.config import NodeConfig
 from kvseal.core.errors import EngineDied
 from kvseal.core.events import EndedEvent, Event, TokensEvent
 from kvseal.core.ids import RequestId, Scope
 from kvseal.core.outcome import Failed, Outcome
 from kvseal.core.request import Request
-from kvseal.exec.backend import Int32
-from kvseal.exec.backends.reference_digest import page_fold, section_digests
-from kvseal.exec.runner import Runner
 from kvseal.handoff.proof import Landing, Memory, Move
 from kvseal.handoff.transport import Landed, Lost, Report, Source
-from kvseal.kv.capacity import Capacity
-from kvseal.kv.manager import KVManager
-from kvseal.kv.seal import SEAL_BYTES
-from kvseal.lab.oracle import OracleBackend, oracle_geometry, oracle_spec
+from kvseal.lab.oracle_node import oracle_node
 from kvseal.lab.rig import GREEDY, SCOPE
 from kvseal.node import peer_messages as p
-from kvseal.node.build import start_report
-from kvseal.node.build_node import assemble_node
 from kvseal.node.node_engine import NodeEngine
 from kvseal.node.split_request import Next, SplitRequest
-from kvseal.sched.receiving import HandoffScheduler
 
 SECRET = b"a secret of the laboratory"
-
-
-class SealingOracle(OracleBackend):
-    """The oracle with the digests that the native kernels compute, so that its pages can be handed over."""
-
-    def seal_digests(self, pages: Int32) -> npt.NDArray[np.uint8]:
-        geometry = self.geometry
-        sections = self.arena.memory[pages].reshape(len(pages), geometry.layers, geometry.section_bytes)
-        words = np.ascontiguousarray(sections[:, :, SEAL_BYTES:]).view("<u8").reshape(len(pages) * geometry.layers, -1)
-        digests = section_digests(words, geometry.format).reshape(len(pages), geometry.layers, 2)
-        for layer in range(geometry.layers):
-            self._seals[layer]["digest"][pages] = digests[:, layer]
-        return page_fold(digests).view(np.uint8).reshape(len(pages), 16)
 
 
 class Air:
@@ -135,33 +109,6 @@ class LoopTransport:
         self.gone = True
 
 
-def oracle_node(
-    role: str,
-    *,
-    pages: int = 64,
-    page_tokens: int = 8,
-    chunk_tokens: int = 512,
-    max_running: int = 64,
-    context_tokens: int | None = None,
-    on_failure: str = "recompute",
-    clock: ManualClock,
-    air: Air,
-    number: int = 0,
-    backend_class: type[SealingOracle] = SealingOracle,
-) -> NodeEngine:
-    geometry = oracle_geometry(layers=2, page_tokens=page_tokens)
-    spec = oracle_spec(geometry, context_tokens=context_tokens or pages * page_tokens)
-    node = NodeConfig(role=role, name=f"{role}-{number}", secret=SECRET, on_failure=on_failure)
-    config = EngineConfig(model=Path("oracle"), backend="reference", chunk_tokens=chunk_tokens, max_running=max_running, node=node)
-    capacity = Capacity.derive(model_context_tokens=spec.context_tokens, pool_pages=pages, page_tokens=page_tokens)
-    backend = backend_class(spec, geometry, pages)
-    report = start_report(config, spec, geometry, capacity, weights_format="none", weights_bytes=0, threads=1, instruction_set="none")
-    kv = KVManager(geometry, pool_pages=pages, capacity=capacity, secret=f"{role} {number} {len(air.transports)}".encode())
-    scheduler = HandoffScheduler(kv, clock, chunk_tokens=chunk_tokens, max_running=max_running, max_queued=1024, page_tokens=page_tokens)
-    transport = LoopTransport(air, backend.arena.memory, f"{role}-{number}-incarnation-{len(air.transports)}")
-    return assemble_node(node, scheduler, kv, report, Runner(backend), backend, clock, transport=transport)
-
-
 @dataclass(slots=True)
 class Heard:
     """What the reader of one request has got, in the shape of a `RequestStream`."""
@@ -193,6 +140,12 @@ class _Leg:
     def cancel(self) -> None:
         """`Pair.cancel` does."""
 
+    def finish(self) -> None:
+        """Nobody here looks for stop strings."""
+
+    def finish(self) -> None:
+        """No reader here stops by text."""
+
 
 @dataclass(slots=True)
 class _Asked:
@@ -221,7 +174,13 @@ class Pair:
         self._requests: dict[str, _Asked] = {}
 
     def node(self, role: str, **options: Any) -> NodeEngine:
-        return oracle_node(role, clock=self.clock, air=self.air, on_failure=self._on_failure, **options)
+        incarnation = f"{role}-incarnation-{len(self.air.transports)}"
+
+        def transport(memory: Memory, _file: int) -> LoopTransport:
+            return LoopTransport(self.air, memory, incarnation)
+
+        node = NodeConfig(role=role, name=role, secret=SECRET, on_failure=self._on_failure)
+        return oracle_node(node, transport, clock=self.clock, secret=incarnation.encode(), **options)
 
     def restart(self, role: str, **options: Any) -> None:
         """The process dies and is started again, as another incarnation: what was open there fails, and the other node is told."""

@@ -20,6 +20,10 @@ from kvseal.node.report import EngineStats, StartReport
 from kvseal.node.split_request import SplitRequest
 
 STATS_TIMEOUT_S = 3.0
+LOOK_EVERY_S = 0.25
+OWN_PAUSE_S = 0.75
+ANSWER_S = 3.0
+"""For a node to be asked and to answer, after this process has stood still."""
 SMALLEST_NODE = "what the smallest node holds"
 
 
@@ -43,6 +47,8 @@ class Fleet:
         self._cost: dict[SplitRequest, tuple[int, int]] = {}
         """Outstanding tokens of an open request: at the node that computes the prompt, at the one that answers."""
         self._frozen: set[NodeClient] = set()
+        self._looked_at_s: float | None = None
+        self._blind_until_s = 0.0
         self._reports: tuple[StartReport, ...] = ()
         self._report: StartReport | None = None
         if len({node.name for node in self.nodes}) != len(self.nodes):
@@ -79,10 +85,16 @@ class Fleet:
         return next((node for node in self.nodes if node.card is not None and node.card.incarnation == incarnation), None)
 
     def usable(self, node: NodeClient) -> bool:
-        return node.usable and node.last_progress_age_s <= self._frozen_after_s
+        return node.usable and node not in self._frozen
 
-    def newly_frozen(self) -> list[NodeClient]:
-        """Nodes that have stopped making progress since the last call."""
+    def look(self, now_s: float) -> list[NodeClient]:
+        """To be called every `LOOK_EVERY_S`: nodes that have stopped making progress since the last call. When this process itself has
+        stood still, nobody else is blamed for it until all have had the time to answer."""
+        if self._looked_at_s is not None and now_s - self._looked_at_s > LOOK_EVERY_S + OWN_PAUSE_S:
+            self._blind_until_s = now_s + ANSWER_S
+        self._looked_at_s = now_s
+        if now_s < self._blind_until_s:
+            return []
         frozen = {node for node in self.nodes if node.card is not None and node.last_progress_age_s > self._frozen_after_s}
         fresh = [node for node in self.nodes if node in frozen and node not in self._frozen]
         self._frozen = frozen

@@ -17,8 +17,9 @@ from kvseal.core.outcome import Refused
 from kvseal.kv.feed import split_keys
 from kvseal.node import messages as m
 from kvseal.node import peer_messages as p
-from kvseal.node.client import MAX_UNSENT_BYTES, STALL_AFTER_S, EngineClient, EngineState, RequestStream
+from kvseal.node.client import MAX_UNSENT_BYTES, STALL_AFTER_S, EngineClient, EngineState
 from kvseal.node.link import Link
+from kvseal.node.stream import RequestStream
 
 NODE_MODULE = "kvseal.node.node_process"
 

@@ -149,6 +149,10 @@ class NodeEngine(Engine):
             self._end(request_id, Cancelled(Usage(len(incoming.order.request.prompt_tokens), 0, 0)))
         super().cancel(request_id)
 
+    def finish(self, request_id: RequestId) -> None:
+        on_its_way = request_id in self._outgoing or request_id in self._incoming
+        self.cancel(request_id) if on_its_way else super().finish(request_id)
+
     def step(self) -> list[Event]:
         scheduler = self._elsewhere
         self._make_way()

@@ -31,12 +31,13 @@ from kvseal.kv.feed import FEED_KEY_BYTES
 from kvseal.node import messages as m
 from kvseal.node import peer_messages as p
 from kvseal.node.build_node import feed_keys
-from kvseal.node.client import CLOSE_TIMEOUT_S, EngineState, RequestStream
-from kvseal.node.fleet import Fleet
+from kvseal.node.client import CLOSE_TIMEOUT_S, EngineState
+from kvseal.node.fleet import LOOK_EVERY_S, Fleet
 from kvseal.node.node_client import Leg, NodeClient
 from kvseal.node.placement import DIRECT_TOKENS, place
 from kvseal.node.report import EngineStats, StartReport
 from kvseal.node.split_request import Next, SplitRequest
+from kvseal.node.stream import RequestStream
 
 FROZEN_AFTER_S = 5.0
 HANDOFF_TIMEOUT_S = 60.0
@@ -44,7 +45,6 @@ HANDOFF_TIMEOUT_S = 60.0
 QUEUED_TIMEOUT_S = 600.0
 """For the Intent to come: the node that computes the prompt may have a waiting line. A node that is dead or frozen is not waited for."""
 MAX_ATTEMPTS = 3
-LOOK_EVERY_S = 0.25
 GRACE_S = 1.0
 """A node ends a request that is late itself; one that has not, this much later, is not waited for."""
 
@@ -133,6 +133,13 @@ class Router:
         for leg in (one.prefill, one.decode):
             if leg is not None:
                 leg.cancel()
+
+    def finish(self, request_id: RequestId) -> None:
+        """Its reader calls it complete: neither of its legs is needed any more."""
+        one = self._requests.get(request_id)
+        for leg in (one.prefill, one.decode) if one is not None else ():
+            if leg is not None:
+                leg.finish()
 
     async def stats(self) -> EngineStats:
         """Of all nodes that answer, added up. Raises `EngineDied` when none does."""
@@ -323,7 +330,7 @@ class Router:
                 late = self._requests.get(request_id)
                 if late is not None:
                     self._finish(late, Failed(DeadlineExceeded("the request's deadline passed before it was complete")))
-            for node in self.fleet.newly_frozen():
+            for node in self.fleet.look(now_s):
                 _log.error("node %s has made no progress for %.1f s: nothing new goes there", node.name, node.last_progress_age_s)
                 self._frozen(node)
 

@@ -48,6 +48,8 @@ class Share(Protocol):
 
     def cancel(self) -> None: ...
 
+    def finish(self) -> None: ...
+
 
 class Reader(Protocol):
     """`client.RequestStream`, as far as it is used here."""

@@ -71,6 +71,10 @@ class EchoEngine:
         if request_id in self._open:
             self._end(request_id, Cancelled(self._usage(self._open[request_id])))
 
+    def finish(self, request_id: RequestId) -> None:
+        if request_id in self._open:
+            self._end(request_id, Completed(FinishReason.STOP, self._usage(self._open[request_id])))
+
     def step(self) -> list[Event]:
         now_s = self._clock.now_s()
         if now_s - self._step_at_s < self._pace_s:

@@ -15,12 +15,13 @@ from pathlib import Path
 import numpy as np
 
 from kvseal.core.clock import Clock, MonotonicClock
-from kvseal.core.config import EngineConfig
+from kvseal.core.config import EngineConfig, cache_dir
 from kvseal.core.errors import ConfigError, PoolTooSmall
 from kvseal.exec.backend import Backend
 from kvseal.exec.backends.reference import ReferenceBackend
 from kvseal.exec.loader import load_model
 from kvseal.exec.runner import Runner
+from kvseal.exec.sampling import RowSampler
 from kvseal.exec.spec import ModelSpec
 from kvseal.exec.weights.types import ModelWeights
 from kvseal.kv.capacity import Capacity
@@ -75,7 +76,8 @@ def build_engine(
         threads=threads,
         instruction_set=built.instruction_set,
     )
-    return assemble(config, built.backend, capacity, report, clock=clock or MonotonicClock(), step_s=step_s, around=around)
+    made = clock or MonotonicClock()
+    return assemble(config, built.backend, capacity, report, clock=made, sampler=built.sampler, step_s=step_s, around=around)
 
 
 def assemble(
@@ -85,10 +87,11 @@ def assemble(
     report: StartReport,
     *,
     clock: Clock,
+    sampler: RowSampler | None = None,
     step_s: float | None = STEP_TARGET_S,
     around: Callable[[Computes], Computes] | None = None,
 ) -> Engine:
-    """The parts above a backend, the same for every backend."""
+    """The parts above a backend, the same for every backend. `sampler`: None draws in NumPy."""
 
     def wipe(pages: Sequence[int]) -> None:
         backend.wipe(np.array(pages, dtype=np.int32))
@@ -110,7 +113,7 @@ def assemble(
         page_tokens=backend.geometry.page_tokens,
         step_s=step_s,
     )
-    runner: Computes = Runner(backend)
+    runner: Computes = Runner(backend, sampler)
     runner = runner if around is None else around(runner)
     if config.node is not None:
         from kvseal.node.build_node import assemble_node
@@ -239,6 +242,7 @@ class _Built:
     weights_format: str
     weights_bytes: int
     """What the weights take in the form that is computed with."""
+    sampler: RowSampler | None = None
 
 
 def _build_backend(config: EngineConfig, weights: ModelWeights, geometry: KVGeometry, pages: int, threads: int) -> _Built:
@@ -247,17 +251,25 @@ def _build_backend(config: EngineConfig, weights: ModelWeights, geometry: KVGeom
             raise ConfigError(f"--weights {config.weights} needs the cpu backend; the reference backend computes in fp32")
         return _Built(ReferenceBackend(weights, geometry, pages=pages), "NumPy", "fp32", weights.bytes)
     try:
-        from kvseal.exec.backends.cpu import CPUBackend  # Only here, so that the reference backend runs where nothing was compiled.
+        # Only here, so that the reference backend runs where nothing was compiled.
+        from kvseal.exec.backends.cpu import CPUBackend
+        from kvseal.exec.weights.packed_cache import PackedCache
     except ImportError as error:
         raise ConfigError(
             f"the native kernels cannot be loaded from {Path(__file__).parents[1]} ({error}). If that is a source tree, run elsewhere what "
             "`pip install` built, or build in place with `pip install -e`; --backend reference needs no kernels"
         ) from error
     backend = CPUBackend(
-        weights, geometry, pages=pages, weight_format=config.weights, threads=threads, shared_arena=config.node is not None
+        weights,
+        geometry,
+        pages=pages,
+        weight_format=config.weights,
+        threads=threads,
+        packed_cache=PackedCache(cache_dir() / "packed"),
+        shared_arena=config.node is not None,
     )
     packings = backend.packings if config.weights == "auto" else config.weights
-    return _Built(backend, backend.instruction_set, packings, backend.packed_bytes)
+    return _Built(backend, backend.instruction_set, packings, backend.packed_bytes, backend.sampler())
 
 
 def _meminfo_bytes(path: Path, name: str, *, unit: int = 1024) -> int | None:

@@ -20,22 +20,20 @@ import logging
 import socket
 import subprocess
 import sys
-from collections import deque
-from collections.abc import Callable
 from dataclasses import replace
 from enum import StrEnum
-from typing import Protocol
 
 from kvseal.core.clock import Clock, MonotonicClock
 from kvseal.core.config import EngineConfig
 from kvseal.core.errors import Draining, EngineDied, Overloaded, SetupError
 from kvseal.core.events import EndedEvent, Event
 from kvseal.core.ids import RequestId
-from kvseal.core.outcome import Failed, Outcome, Refused
+from kvseal.core.outcome import Failed, Refused
 from kvseal.core.request import Request
 from kvseal.node import messages as m
 from kvseal.node.link import Link
 from kvseal.node.report import EngineStats, StartReport
+from kvseal.node.stream import RequestStream
 
 ENGINE_MODULE = "kvseal.node.engine_process"
 STALL_AFTER_S = 20.0
@@ -57,67 +55,6 @@ class EngineState(StrEnum):
     DEAD = "dead"
     DRAINING = "draining"
     CLOSED = "closed"
-
-
-class Cancels(Protocol):
-    def cancel(self, request_id: RequestId) -> None: ...
-
-
-class RequestStream:
-    """The events of one request, in order, for one reader: ``async for event in stream``, or `listen`. The last is an `EndedEvent`."""
-
-    def __init__(self, client: Cancels, request_id: RequestId) -> None:
-        self.request_id = request_id
-        self._client = client
-        self._events: deque[Event] = deque()
-        self._arrived = asyncio.Event()
-        self._listener: Callable[[Event], None] | None = None
-        self._ended = False
-        self._delivered_end = False
-
-    @property
-    def ended(self) -> bool:
-        """Its end has been put into it; the reader may not have come to it yet."""
-        return self._ended
-
-    def __aiter__(self) -> RequestStream:
-        return self
-
-    async def __anext__(self) -> Event:
-        if self._delivered_end:
-            raise StopAsyncIteration
-        while not self._events:
-            self._arrived.clear()
-            await self._arrived.wait()
-        event = self._events.popleft()
-        self._delivered_end = isinstance(event, EndedEvent)
-        return event
-
-    def listen(self, listener: Callable[[Event], None]) -> None:
-        """Events go to the listener from now on, in the moment in which they arrive: no task has to be woken for a token. It must not
-        raise. Those that are here already come first."""
-        while self._events:
-            listener(self._events.popleft())
-        self._listener = listener
-
-    def cancel(self) -> None:
-        """Asks the engine to stop. Whatever comes is still delivered; the end is `Cancelled` unless another end was faster."""
-        if not self._ended:
-            self._client.cancel(self.request_id)
-
-    def put(self, event: Event) -> None:
-        """L11: nothing is delivered behind an end."""
-        if self._ended:
-            return
-        self._ended = type(event) is EndedEvent
-        if self._listener is not None:
-            self._listener(event)
-            return
-        self._events.append(event)
-        self._arrived.set()
-
-    def end(self, outcome: Outcome) -> None:
-        self.put(EndedEvent(self.request_id, outcome))
 
 
 class EngineClient:
@@ -218,6 +155,10 @@ class EngineClient:
         if self._link is not None and request_id in self._streams:
             self._link.send(m.Cancel(request_id))
 
+    def finish(self, request_id: RequestId) -> None:
+        if self._link is not None and request_id in self._streams:
+            self._link.send(m.Finish(request_id))
+
     async def stats(self) -> EngineStats:
         """Raises `EngineDied` when there is no engine to ask, or it dies before it answers."""
         if self._link is None or not self._link.ready.done():
@@ -264,16 +205,20 @@ class EngineClient:
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         ours.setblocking(False)
         _, link = await asyncio.get_running_loop().create_unix_connection(lambda: Link(self._handle, self._connection_lost), sock=ours)
-        self._link = link
         link.send(m.Hello(m.PROTOCOL_VERSION, self._config))
-        self._report = await link.ready
+        await self._introduced(link)
         # A restart gets the same pool, however much memory is free by then: what was advertised stays true.
-        self._config = replace(self._config, pool_tokens=self._report.pool_tokens, kv_memory_bytes=None)
+        self._config = replace(self._config, pool_tokens=self.report.pool_tokens, kv_memory_bytes=None)
+        return link
+
+    async def _introduced(self, link: Link) -> None:
+        """The other end says who it is, or why it cannot serve."""
+        self._link = link
+        self._report = await link.ready
         self._steps = 0
         self._progress_at_s = self._clock.now_s()
         if self._phase is not EngineState.DRAINING:
             self._phase = EngineState.READY
-        return link
 
     async def _keep(self, link: Link) -> None:
         pause_s = RESTART_FIRST_S
@@ -320,10 +265,14 @@ class EngineClient:
             if (age_s > self._stall_after_s) is not stalled:
                 stalled = not stalled
                 _log.error("the engine has made no step for %.1f s", age_s) if stalled else _log.warning("the engine steps again")
-            if age_s > KILL_AFTER_STALLS * self._stall_after_s and self._process is not None:
+            if age_s > KILL_AFTER_STALLS * self._stall_after_s:
                 _log.error("killing the engine: no step for %.1f s", age_s)
-                self._process.kill()
+                self._kill()
                 await link.lost.wait()
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
 
     async def _reap(self) -> int | None:
         """Closes the connection, waits for the process to go, and makes it go if it will not."""

@@ -65,6 +65,10 @@ class Engine:
         """No effect when it has ended. The `Cancelled` event comes out of the next `step`."""
         self._scheduler.cancel(request_id)
 
+    def finish(self, request_id: RequestId) -> None:
+        """It is complete: its text holds a stop string. No effect when it has ended. The event comes out of the next `step`."""
+        self._scheduler.finish(request_id)
+
     def step(self) -> list[Event]:
         """Computes one batch, if anything can be computed now, and returns what happened since the last call."""
         batch = self._scheduler.schedule()

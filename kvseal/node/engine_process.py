@@ -63,6 +63,8 @@ class EngineDoor(Protocol):
 
     def cancel(self, request_id: RequestId) -> None: ...
 
+    def finish(self, request_id: RequestId) -> None: ...
+
     def step(self) -> list[Event]: ...
 
     def stats(self) -> EngineStats: ...
@@ -154,6 +156,8 @@ class EngineLoop:
                     self._refuse(request.request_id, refused)
             case m.Cancel(request_id):
                 self._engine.cancel(request_id)
+            case m.Finish(request_id):
+                self._engine.finish(request_id)
             case m.Ping():
                 self._send(m.Pong(self._engine.steps, self._engine.has_work))
             case m.AskStats(ask):

@@ -81,6 +81,12 @@ class Cancel(msgspec.Struct, tag="cancel", array_like=True, frozen=True):
     request_id: RequestId
 
 
+class Finish(msgspec.Struct, tag="finish", array_like=True, frozen=True):
+    """It is complete by what it has said: a stop string was found in its text."""
+
+    request_id: RequestId
+
+
 class Ping(msgspec.Struct, tag="ping", array_like=True, frozen=True):
     """Answered by `Pong` between two steps."""
 
@@ -93,7 +99,7 @@ class Drain(msgspec.Struct, tag="drain", array_like=True, frozen=True):
     """Finish what is open, refuse what is new, then exit with status 0."""
 
 
-ToEngine = Hello | Submit | Cancel | Ping | AskStats | Drain | ToNode
+ToEngine = Hello | Submit | Cancel | Finish | Ping | AskStats | Drain | ToNode
 
 # --- engine to HTTP process ----------------------------------------------------------------------------------
 

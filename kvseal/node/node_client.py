@@ -48,6 +48,7 @@ class NodeClient(EngineClient):
         self.on_relay: Callable[[NodeClient, p.Relay], None] | None = None
         self.on_lost: Callable[[NodeClient, str], None] | None = None
         """Called with the incarnation that is no more."""
+        self.on_cache: Callable[[p.CacheChanges], None] | None = None
         self._card: p.NodeCard | None = None
         self._name, self._role = (config.node.name, config.node.role) if config.node is not None else ("engine", "decode")
 
@@ -108,14 +109,12 @@ class NodeClient(EngineClient):
             return Refused(Overloaded("the node does not take requests fast enough", retry_after_s=5.0))
         return None
 
-    async def _spawn(self) -> Link:
-        link = await super()._spawn()
+    async def _introduced(self, link: Link) -> None:
+        await super()._introduced(link)
         if link.card is None:
-            raise EngineDied("the process that was started is no node")
-        self.cached.clear()
+            raise EngineDied("what answers is no node of several")
         self._card = link.card
         self._name, self._role = link.card.name, link.card.role
-        return link
 
     def _connection_lost(self, link: Link) -> None:
         card, self._card = self._card, None
@@ -132,5 +131,7 @@ class NodeClient(EngineClient):
             case p.CacheChanges(came, went):
                 self.cached.difference_update(split_keys(went))
                 self.cached.update(split_keys(came))
+                if self.on_cache is not None:
+                    self.on_cache(message)
             case _:
                 super()._handle(message)

@@ -30,7 +30,7 @@ from kvseal.core.errors import BrokenSeal, DeadlineExceeded, LawBroken, RequestE
 from kvseal.core.events import EndedEvent, Event, TokensEvent
 from kvseal.core.ids import RequestId
 from kvseal.core.laws import Law
-from kvseal.core.outcome import Cancelled, Failed, Outcome, Refused
+from kvseal.core.outcome import Cancelled, Completed, Failed, FinishReason, Outcome, Refused
 from kvseal.core.request import Request
 from kvseal.kv.capacity import NeverFits
 from kvseal.kv.handles import Ticket
@@ -141,6 +141,12 @@ class Scheduler:
         sequence = self._open.get(request_id)
         if sequence is not None:
             self._end(sequence, Cancelled(sequence.usage))
+
+    def finish(self, request_id: RequestId) -> None:
+        """`cancel` for one that its reader calls complete, by a stop string in its text."""
+        sequence = self._open.get(request_id)
+        if sequence is not None:
+            self._end(sequence, Completed(FinishReason.STOP, sequence.usage))
 
     def take_events(self) -> list[Event]:
         """Events that no `apply` has returned: ends by cancellation or deadline while nothing was computed."""

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from kvseal.core.batch import TokenLogprobs
 from kvseal.serve.generation import Choice, Delta, Finish
 from kvseal.serve.parse import GenerationAsk
@@ -113,6 +115,22 @@ class Answer:
         if self.ask.include_usage or self.ask.continuous_usage:
             body["usage"] = usage
         return body
+
+    def template(self, index: int) -> tuple[bytes, ...] | None:
+        """A content chunk of one choice as an event, without its text (and its padding, if there is any): what goes around them.
+        None where chunks hold more than text."""
+        ask = self.ask
+        if ask.logprobs is not None or ask.return_token_ids or ask.continuous_usage or ask.echo or ask.scoring_only:
+            return None
+        text, padding = secrets.token_hex(16), secrets.token_hex(16)
+        chunk = self.chunk([self.delta_choice(Delta(index, text), 0, with_echo=False)])
+        if ask.obfuscate:
+            chunk["obfuscation"] = padding
+        around, event = [], as_event(chunk)
+        for mark in (text, padding) if ask.obfuscate else (text,):
+            before, event = event.split(msgspec.json.encode(mark))
+            around.append(before)
+        return (*around, event)
 
     def first_chunk(self, index: int) -> Json:
         """A chat choice opens with its role."""
@@ -251,6 +269,11 @@ class Answer:
         if self.ask.service_tier is not None:
             head["service_tier"] = "default"  # What was really done, whatever tier was asked for.
         return head
+
+
+def as_event(chunk: Json) -> bytes:
+    """One server-sent event."""
+    return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
 
 
 def obfuscation(text_chars: int) -> str:

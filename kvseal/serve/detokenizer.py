@@ -52,10 +52,30 @@ class Detokenizer:
         self._token_ends: deque[int] = deque()
         """For each token not yet released: how many characters of text there were when it had been added."""
         self.stopped_by: str | None = None
+        self._pending = False
+        """Bytes of a character that is not complete wait in `_utf8` (kept by `text_of` alone)."""
 
     @property
     def stopped(self) -> bool:
         return self.stopped_by is not None
+
+    @property
+    def watches(self) -> bool:
+        """Whether text may be held back, because it could begin a stop string."""
+        return bool(self._matchers)
+
+    def text_of(self, token: int) -> str:
+        """`push` where nothing is watched for: what the token adds is released with it, and so is the token."""
+        self._pushed_tokens += 1
+        if token in self._skipped:
+            return ""
+        if not self._pending:
+            whole = self._tokenizer.whole_text(token)
+            if whole is not None:
+                return whole
+        text = self._utf8.decode(self._tokenizer.bytes_of(token))
+        self._pending = bool(self._utf8.getstate()[0])
+        return text
 
     def push(self, token: int) -> Released:
         """Adds one token. After a stop string has been found nothing more is released."""

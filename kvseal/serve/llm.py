@@ -208,6 +208,7 @@ class LLM:
                         continue
                     piece = one.take(event) if isinstance(event, TokensEvent) else one.end(event.outcome)
                     if piece.finished is not None:
+                        self._engine.finish(event.request_id)  # Without effect unless its own text ended it.
                         self._forget(event.request_id, running)
                     yield piece
         finally:

@@ -6,11 +6,14 @@ comes as one snapshot. Labels are bounded: routes are templates, tenants and mod
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from kvseal.core.laws import Law
 from kvseal.node.report import EngineStats, StartReport
@@ -36,20 +39,34 @@ class Metrics:
         )
         for outcome in _OUTCOMES:
             self.http_outcomes.labels(outcome)
-        self.first_token_s = Histogram(
-            "kvseal_time_to_first_token_seconds", "From request to first token.", buckets=_SLOW_S, registry=self.registry
-        )
-        self.inter_token_s = Histogram(
-            "kvseal_inter_token_seconds", "Between two tokens of one answer.", buckets=_FAST_S, registry=self.registry
-        )
-        self.end_to_end_s = Histogram(
-            "kvseal_request_seconds", "From request to the end of a completed answer.", buckets=_SLOW_S, registry=self.registry
-        )
+        self.first_token_s = Buckets("kvseal_time_to_first_token_seconds", "From request to first token.", _SLOW_S)
+        self.inter_token_s = Buckets("kvseal_inter_token_seconds", "Between two tokens of one answer.", _FAST_S)
+        self.end_to_end_s = Buckets("kvseal_request_seconds", "From request to the end of a completed answer.", _SLOW_S)
+        for histogram in (self.first_token_s, self.inter_token_s, self.end_to_end_s):
+            self.registry.register(histogram)
 
     def render(self, report: StartReport, stats: EngineStats | None, *, ready: bool, restarts: int) -> bytes:
         """The exposition text. `stats` is None when there is no engine to ask: its gauges are then absent, not zero."""
         self._engine.look(report, stats, ready=ready, restarts=restarts)
         return generate_latest(self.registry)
+
+
+class Buckets(Collector):
+    """A histogram for one thread: observing costs a fraction of the library's own, and one observation is made for every token."""
+
+    def __init__(self, name: str, text: str, bounds: tuple[float, ...]) -> None:
+        self._name, self._text, self._bounds = name, text, bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def collect(self) -> Iterator[Metric]:
+        names = [*map(floatToGoString, self._bounds), "+Inf"]
+        pairs = list(zip(names, map(float, accumulate(self._counts)), strict=True))
+        yield HistogramMetricFamily(self._name, self._text, buckets=pairs, sum_value=self._sum)
 
 
 class _EngineCollector(Collector):
@@ -112,9 +129,7 @@ def _snapshot(stats: EngineStats) -> Iterator[Metric]:
     yield broken
     if stats.handoff:
         yield from _handoffs(stats.handoff)
-    outcomes = CounterMetricFamily(
-        "kvseal_engine_outcomes", "Sequences by how they ended in the engine; a stop string counts as cancelled.", labels=["outcome"]
-    )
+    outcomes = CounterMetricFamily("kvseal_engine_outcomes", "Sequences by how they ended in the engine.", labels=["outcome"])
     for outcome in _OUTCOMES:
         outcomes.add_metric([outcome], stats.outcomes.get(outcome, 0))
     yield outcomes

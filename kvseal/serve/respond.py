@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -17,7 +18,8 @@ from starlette.types import Receive, Scope, Send
 
 from kvseal.core.errors import BrokenSeal, Draining, Overloaded, RequestError, Unavailable
 from kvseal.core.request import Request
-from kvseal.serve.answers import Answer, ChoiceText, obfuscation
+from kvseal.serve.answers import Answer, ChoiceText, as_event, obfuscation
+from kvseal.serve.connection import RawBody, raw_body_of
 from kvseal.serve.errors_http import ServedError, error_event
 from kvseal.serve.gate import send_json
 from kvseal.serve.generation import Delta, Generation, Submitter, TextRules
@@ -41,8 +43,10 @@ class GenerationResponse:
         self._engine = engine
         self._requests = requests
         self._metrics = metrics
+        self._scope: Scope = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope = scope
         record = record_of(scope)
         record.outcome = "cancelled"  # Until it is known to have ended otherwise.
         record.prompt_tokens = sum(len(prompt.tokens) for prompt in self._ask.prompts)
@@ -77,7 +81,7 @@ class GenerationResponse:
         await generation.wait_first(FIRST_EVENT_WAIT_S)
         headers = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in {**_SSE_HEADERS, **self._headers()}.items()]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        line = _Line(send)
+        line = _Line(send, raw_body_of(self._scope))
         pinger = asyncio.create_task(line.keep_alive())
         try:
             await self._events(generation, meter, line)
@@ -90,32 +94,28 @@ class GenerationResponse:
                 await pinger
 
     async def _events(self, generation: Generation, meter: _Meter, line: _Line) -> None:
-        answer, ask = self._answer, self._ask
-        offsets = [len(answer.prompt_text(i // ask.drawn)) if ask.echo else 0 for i in range(len(generation.choices))]
-        opened: set[int] = set()
-        async for delta in generation.deltas():
-            meter.saw(delta)
-            events: list[bytes] = []
-            first = delta.index not in opened
-            opened.add(delta.index)
-            if first and ask.chat:
-                events.append(_event(answer.first_chunk(delta.index)))
-            echoes = first and ask.echo
-            if delta.text or echoes or (delta.tokens and (ask.return_token_ids or ask.logprobs is not None)):
-                usage = answer.usage(generation.choices) if ask.continuous_usage else None
-                choice = answer.delta_choice(delta, 0 if echoes else offsets[delta.index], with_echo=echoes)
-                chunk = answer.chunk([choice], usage)
-                if ask.obfuscate:
-                    chunk["obfuscation"] = obfuscation(len(delta.text))
-                events.append(_event(chunk))
-                offsets[delta.index] += len(delta.text)
-            if delta.finish is not None:
-                usage = answer.usage(generation.choices) if ask.continuous_usage else None
-                events.append(_event(answer.chunk([answer.last_choice(delta.index, delta.finish)], usage)))
-            if events:
-                await line.send(b"".join(events))
+        chunks = _Chunks(self._answer, generation, meter)
+
+        def push() -> bool:
+            """In the moment in which a token arrives, with no task woken: as long as the client keeps up and nothing has ended."""
+            if line.busy:
+                return False
+            data = chunks.write(generation.taken())
+            if data:
+                line.push(data)
+            return bool(generation.open_choices)
+
+        try:
+            while generation.open_choices:
+                data = chunks.write(await generation.more())
+                if data:
+                    await line.send(data)
+                generation.sink = push if line.direct else None
+        finally:
+            generation.sink = None
         meter.completed()
-        closing = _event(answer.chunk([], answer.usage(generation.choices))) if ask.include_usage else b""
+        answer = self._answer
+        closing = as_event(answer.chunk([], answer.usage(generation.choices))) if self._ask.include_usage else b""
         await line.send(closing + _DONE, more=False)
 
     def _headers(self) -> dict[str, str]:
@@ -123,16 +123,85 @@ class GenerationResponse:
         return {IGNORED_FIELDS_HEADER: ", ".join(ignored[:32])} if ignored else {}
 
 
+class _Chunks:
+    """Writes deltas as server-sent events. What all chunks of a choice share is encoded once."""
+
+    def __init__(self, answer: Answer, generation: Generation, meter: _Meter) -> None:
+        self._answer = answer
+        self._generation = generation
+        self._meter = meter
+        ask = answer.ask
+        self._offsets = [len(answer.prompt_text(i // ask.drawn)) if ask.echo else 0 for i in range(len(generation.choices))]
+        self._templates: dict[int, tuple[bytes, ...] | None] = {}
+        """Of the choices that have been opened."""
+
+    def write(self, deltas: Sequence[Delta]) -> bytes:
+        events: list[bytes] = []
+        for delta in deltas:
+            self._meter.saw(delta)
+            first = delta.index not in self._templates
+            if first:
+                self._templates[delta.index] = self._answer.template(delta.index)
+                if self._answer.ask.chat:
+                    events.append(as_event(self._answer.first_chunk(delta.index)))
+            around = self._templates[delta.index]
+            if around is None:
+                self._write_whole(delta, first, events)
+            elif delta.text:
+                events += (around[0], msgspec.json.encode(delta.text), around[1])
+                if len(around) > 2:
+                    events += (msgspec.json.encode(obfuscation(len(delta.text))), around[2])
+            if delta.finish is not None:
+                answer = self._answer
+                events.append(as_event(answer.chunk([answer.last_choice(delta.index, delta.finish)], self._usage())))
+        return b"".join(events)
+
+    def _write_whole(self, delta: Delta, first: bool, events: list[bytes]) -> None:
+        answer, ask = self._answer, self._answer.ask
+        echoes = first and ask.echo
+        if delta.text or echoes or (delta.tokens and (ask.return_token_ids or ask.logprobs is not None)):
+            choice = answer.delta_choice(delta, 0 if echoes else self._offsets[delta.index], with_echo=echoes)
+            chunk = answer.chunk([choice], self._usage())
+            if ask.obfuscate:
+                chunk["obfuscation"] = obfuscation(len(delta.text))
+            events.append(as_event(chunk))
+            self._offsets[delta.index] += len(delta.text)
+
+    def _usage(self) -> dict[str, Any] | None:
+        return self._answer.usage(self._generation.choices) if self._answer.ask.continuous_usage else None
+
+
 class _Line:
     """The open stream. Says ``: ping`` when nothing else has been said for a while."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, raw: RawBody | None) -> None:
         self._send = send
+        self._raw = raw
+        self._sending = False
         self._sent_at_s = time.monotonic()
+
+    @property
+    def direct(self) -> bool:
+        """Whether `push` is there at all."""
+        return self._raw is not None
+
+    @property
+    def busy(self) -> bool:
+        """`push` may not be used now: something is on its way through `send`, or the client does not keep up."""
+        return self._sending or self._raw is None or self._raw.paused
+
+    def push(self, data: bytes) -> None:
+        self._sent_at_s = time.monotonic()
+        if self._raw is not None:
+            self._raw.write(data)
 
     async def send(self, data: bytes, *, more: bool = True) -> None:
         self._sent_at_s = time.monotonic()
-        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        self._sending = True
+        try:
+            await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        finally:
+            self._sending = False
 
     async def keep_alive(self) -> None:
         while True:
@@ -186,7 +255,3 @@ async def _unless_gone(work: Any, receive: Receive) -> None:
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _event(chunk: dict[str, Any]) -> bytes:
-    return b"data: " + msgspec.json.encode(chunk) + b"\n\n"

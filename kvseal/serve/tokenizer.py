@@ -99,6 +99,14 @@ class Tokenizer:
         """What one token adds to the text; nothing for ids that the vocabulary does not hold (padding rows of the model)."""
         return self.token_bytes[token] if 0 <= token < len(self.token_bytes) else b""
 
+    def whole_text(self, token: int) -> str | None:
+        """What one token adds behind complete characters; None when its own bytes are not complete characters."""
+        return self._whole_texts[token] if 0 <= token < len(self._whole_texts) else ""
+
+    @cached_property
+    def _whole_texts(self) -> list[str | None]:
+        return [_whole(raw) for raw in self.token_bytes]
+
     def text_of(self, token: int) -> str:
         """One token alone, for logprobs; bytes that are no character become U+FFFD."""
         return self.bytes_of(token).decode("utf-8", errors="replace")
@@ -191,3 +199,10 @@ def is_byte_level(core: tokenizers.Tokenizer) -> bool:
     if "ByteFallback" in described or "Metaspace" in described or _SPM_SPACE in described:
         return False
     raise ModelUnsupported(f"tokenizer.json: decoder is {described.split('(')[0]}; KVSeal reads byte-level and SentencePiece tokenizers")
+
+
+def _whole(raw: bytes) -> str | None:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return None

@@ -18,7 +18,8 @@ from kvseal.core.ids import RequestId, Scope
 from kvseal.core.outcome import Cancelled, Completed, Failed, FinishReason, Outcome, Refused
 from kvseal.core.request import Request, SamplingParams
 from kvseal.lab.rig import SCOPE, truth
-from kvseal.node.client import EngineClient, EngineState, RequestStream
+from kvseal.node.client import EngineClient, EngineState
+from kvseal.node.stream import RequestStream
 
 LAB = "kvseal.lab.engine_process"
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 
 from kvseal.core.batch import TokenLogprobs
 from kvseal.core.events import EndedEvent, Event, TokensEvent
@@ -15,25 +14,28 @@ from kvseal.core.request import Request
 class FakeStream:
     def __init__(self, request_id: RequestId) -> None:
         self.request_id = request_id
-        self.queue: asyncio.Queue[Event] = asyncio.Queue()
-        self.cancelled = False
+        self.cancelled = self.finished = False
+        self._listener: Callable[[Event], None] | None = None
 
     def cancel(self) -> None:
         self.cancelled = True
 
-    async def __aiter__(self) -> AsyncIterator[Event]:
-        while True:
-            event = await self.queue.get()
-            yield event
-            if isinstance(event, EndedEvent):
-                return
+    def finish(self) -> None:
+        self.finished = True
+
+    def listen(self, listener: Callable[[Event], None]) -> None:
+        self._listener = listener
+
+    def _tell(self, event: Event) -> None:
+        assert self._listener is not None
+        self._listener(event)
 
     def tokens(self, *tokens: int, logprobs: bool = False) -> None:
         entries = tuple(TokenLogprobs(token, -1.0) for token in tokens) if logprobs else ()
-        self.queue.put_nowait(TokensEvent(self.request_id, tokens, entries, cached_tokens=3))
+        self._tell(TokensEvent(self.request_id, tokens, entries, cached_tokens=3))
 
     def end(self, outcome: Outcome) -> None:
-        self.queue.put_nowait(EndedEvent(self.request_id, outcome))
+        self._tell(EndedEvent(self.request_id, outcome))
 
 
 class FakeEngine:

@@ -5,6 +5,7 @@ Owns the counting. Never waits and never sends: `Client` asks it before each req
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from dataclasses import dataclass
@@ -53,6 +54,7 @@ class Budget:
         self.requests = 0
         self.tokens = 0
         self._began_s = time.monotonic()
+        self._ceiling = allowance
 
     @property
     def elapsed_s(self) -> float:
@@ -60,16 +62,34 @@ class Budget:
 
     @property
     def left_s(self) -> float:
-        return self.allowance.minutes * 60.0 - self.elapsed_s
+        """Seconds until the minutes of the present share are over."""
+        return self._ceiling.minutes * 60.0 - self.elapsed_s
+
+    @property
+    def spent(self) -> bool:
+        """Nothing is left of the whole."""
+        whole = self.allowance
+        return self.requests >= whole.requests or self.tokens >= whole.tokens or self.elapsed_s >= whole.minutes * 60.0
+
+    def share(self, part: float) -> None:
+        """Until the next call at most this part (0 to 1) of what is left may be taken, so that one probe leaves something to the others."""
+        whole, elapsed_minutes = self.allowance, self.elapsed_s / 60.0
+        self._ceiling = Allowance(
+            requests=self.requests + math.ceil((whole.requests - self.requests) * part),
+            tokens=self.tokens + math.ceil((whole.tokens - self.tokens) * part),
+            minutes=elapsed_minutes + (whole.minutes - elapsed_minutes) * part,
+        )
 
     def take(self, tokens: int) -> None:
         """Books one request of `tokens`. Raises `BudgetSpent`, and books nothing, when that is too much."""
-        if self.requests + 1 > self.allowance.requests:
-            raise BudgetSpent(f"the budget of {self.allowance.requests} requests is spent")
-        if self.tokens + tokens > self.allowance.tokens:
-            raise BudgetSpent(f"the budget of {self.allowance.tokens} tokens is spent: the next request may take {tokens}")
+        ceiling = self._ceiling
+        share = "" if ceiling.requests == self.allowance.requests else "this probe's share of "
+        if self.requests + 1 > ceiling.requests:
+            raise BudgetSpent(f"{share}the budget of {self.allowance.requests} requests is spent")
+        if self.tokens + tokens > ceiling.tokens:
+            raise BudgetSpent(f"{share}the budget of {self.allowance.tokens} tokens is spent: the next request may take {tokens}")
         if self.left_s <= 0:
-            raise BudgetSpent(f"the budget of {self.allowance.minutes:g} minutes is spent")
+            raise BudgetSpent(f"{share}the budget of {self.allowance.minutes:g} minutes is spent")
         self.requests += 1
         self.tokens += tokens
 

@@ -145,7 +145,12 @@ def _settings(options: argparse.Namespace, shown: Shown) -> AuditSettings:
 
 
 def _key(word: str) -> str:
-    return Path(word[1:]).read_text().strip() if word.startswith("@") else word
+    if not word.startswith("@"):
+        return word
+    try:
+        return Path(word[1:]).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--keys: the file {word[1:]} cannot be read: {error}") from error
 
 
 def _plan_text(made: Plan, settings: AuditSettings) -> str:

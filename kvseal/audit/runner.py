@@ -5,6 +5,7 @@ Owns the order and the bookkeeping. Laws: whatever a server does ends as a resul
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections.abc import Callable
@@ -54,7 +55,10 @@ def no_progress(what: str, share: float) -> None:
 
 
 async def audit(settings: AuditSettings, progress: Progress = no_progress) -> Report:
-    """One audit of one server. Never raises for anything that the server did; `Report.stopped` says why there is no verdict."""
+    """One audit of one server. Never raises for anything that the server did; `Report.stopped` says why there is no verdict.
+
+    Cancelled (Ctrl-C), it returns what it has.
+    """
     budget = Budget(settings.allowance)
     seed = settings.seed or random.SystemRandom().randrange(1, 1 << 48)
     draw = random.Random(seed)
@@ -76,13 +80,15 @@ async def audit(settings: AuditSettings, progress: Progress = no_progress) -> Re
             report.stopped = client.redact(str(error))
         except BudgetSpent as error:
             report.stopped = report.stopped or f"{error}; raise it with --budget"
+        except asyncio.CancelledError:
+            report.stopped = "interrupted; below is what was found until then"
         report.requests, report.tokens, report.seconds = budget.requests, budget.tokens, budget.elapsed_s
     return report
 
 
 async def _run_probes(settings: AuditSettings, scene: Scene, report: Report, progress: Progress) -> None:
     probes = settings.probes()
-    spent = ""
+    budget, spent = scene.client.budget, ""
     for index, probe in enumerate(probes):
         result = ProbeResult(probe.name, probe.title)
         report.results.append(result)
@@ -90,13 +96,15 @@ async def _run_probes(settings: AuditSettings, scene: Scene, report: Report, pro
             result.skipped = spent
             continue
         progress(probe.title, index / len(probes))
-        budget, began_s = scene.client.budget, time.monotonic()
-        requests, tokens = budget.requests, budget.tokens
+        budget.share(_part(probe, probes[index:], scene))
+        began_s, requests, tokens = time.monotonic(), budget.requests, budget.tokens
         try:
             await probe.run(scene, result)
         except BudgetSpent as error:
-            spent = f"{error}; raise it with --budget"
-            result.unproven.append(f"not finished: {spent}")
+            result.unproven.append(f"not finished: {error}; raise it with --budget")
+            if budget.spent:
+                spent = f"{error}; raise it with --budget"
+        budget.share(1.0)
         result.requests, result.tokens = budget.requests - requests, budget.tokens - tokens
         result.seconds = time.monotonic() - began_s
         if not spent and (dead := await _dead(scene)) is not None:
@@ -107,6 +115,16 @@ async def _run_probes(settings: AuditSettings, scene: Scene, report: Report, pro
         report.target.setdefault("notes", "")
         report.target["notes"] = (report.target["notes"] + "; " + note).strip("; ")
     progress("done", 1.0)
+
+
+def _part(probe: Probe, ahead: tuple[Probe, ...], scene: Scene) -> float:
+    """How much of what is left of the budget this probe may take: all of it when the plan fits, else by its share of the plan's cost."""
+    costs = [each.cost(scene.target, scene.depth, scene.concurrency) for each in ahead]
+    plan, own, budget = sum(costs, Cost(0, 0)), costs[0], scene.client.budget
+    left_requests, left_tokens = budget.allowance.requests - budget.requests, budget.allowance.tokens - budget.tokens
+    if plan.requests <= left_requests and plan.tokens <= left_tokens:
+        return 1.0
+    return own.requests / max(1, plan.requests)
 
 
 async def _look_offline(settings: AuditSettings, scene: Scene, report: Report) -> None:
@@ -122,7 +140,9 @@ async def _look_offline(settings: AuditSettings, scene: Scene, report: Report) -
 
 def audit_offline(shown: Shown) -> Report:
     """An audit that asks no server: only of what the operator shows."""
-    report = Report({}, {"probes": "offline"}, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
+    report = Report(
+        {"address": "what the operator shows; no server was asked"}, {"probes": "offline"}, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    )
     report.results.append(look(shown, load()))
     return report
 

@@ -11,8 +11,11 @@ from xml.etree import ElementTree
 
 import pytest
 
+from kvseal.audit.client import ClientSettings
 from kvseal.audit.command import main
-from kvseal.audit.runner import PROBES
+from kvseal.audit.findings import Report
+from kvseal.audit.probes.base import Depth
+from kvseal.audit.runner import PROBES, AuditSettings, audit
 
 from .standin import Standin, Traits
 
@@ -114,14 +117,36 @@ def test_the_dry_run_generates_nothing_and_bounds_the_audit(honest: _Thread, tmp
         (["http://user:pass@host/v1"], "write keys with --keys"),
         (["http://h/v1", "--only", "leek"], "no probe is called 'leek'"),
         (["http://h/v1", "--budget", "coffee=3"], "cannot read 'coffee=3'"),
-        (["http://h/v1", "--keys", "@/no/such/file"], "No such file"),
+        (["http://h/v1", "--keys", "@/no/such/file"], "--keys: the file /no/such/file cannot be read"),
         (["http://h/v1", "--timeout", "0"], "--timeout"),
-        (["--log", "/no/such/file"], "No such file"),
+        (["--log", "/no/such/file"], "--log: /no/such/file cannot be read: No such file"),
     ],
 )
 def test_what_cannot_be_done_is_said_and_ends_with_two(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_budget_too_small_for_all_is_shared_out(honest: _Thread, tmp_path: Path) -> None:
+    target = tmp_path / "r.json"
+    main([honest.url, "--keys", *KEYS, "--quiet", "--depth", "quick", "--budget", "requests=70", "--json", str(target)])
+    requests = {result["probe"]: result["requests"] for result in json.loads(target.read_text())["results"]}
+    assert all(requests[probe.name] > 0 for probe in PROBES), requests
+
+
+def test_an_interrupted_audit_reports_what_it_found(faulty: _Thread) -> None:
+    settings = AuditSettings(ClientSettings(faulty.url, keys=KEYS), depth=Depth.QUICK)
+
+    async def interrupted() -> Report:
+        done = asyncio.Event()
+        task = asyncio.create_task(audit(settings, lambda _what, share: done.set() if share > 0 else None))
+        await done.wait()
+        task.cancel()
+        return await task
+
+    report = asyncio.run(interrupted())
+    assert report.stopped.startswith("interrupted") and report.exit_status == 1
+    assert any(finding.rule == "limits.silent-truncation" for result in report.results for finding in result.findings)
 
 
 def test_without_anything_to_audit() -> None:

@@ -37,6 +37,20 @@ def test_a_budget_books_before_and_settles_after() -> None:
         budget.take(0)
 
 
+def test_a_share_leaves_the_rest_to_others() -> None:
+    budget = Budget(Allowance(requests=10, tokens=1_000))
+    budget.share(0.3)
+    for _ in range(3):
+        budget.take(1)
+    with pytest.raises(BudgetSpent, match="this probe's share of the budget of 10 requests"):
+        budget.take(1)
+    assert not budget.spent
+    budget.share(1.0)
+    for _ in range(7):
+        budget.take(1)
+    assert budget.spent
+
+
 def test_time_is_part_of_a_budget() -> None:
     budget = Budget(Allowance(minutes=0.0000001))
     with pytest.raises(BudgetSpent, match="minutes"):

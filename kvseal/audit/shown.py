@@ -14,7 +14,11 @@ _MOST_BYTES = 64 << 20
 
 
 def read_shown(log: str | None, metrics: str | None, packages: str | None, context_tokens: int | None) -> Shown:
-    """Paths become values; ``env`` for `packages` means the environment of this process. Raises ValueError, naming the flag, for a file that cannot be read."""
+    """Paths become values; ``env`` for `packages` means the environment of this process.
+
+    Raises:
+        ValueError: a file cannot be read; names the flag.
+    """
     shown = Shown(context_tokens=context_tokens)
     if log is not None:
         shown.log = read_log(_text("--log", log))

@@ -1,4 +1,4 @@
-"""Attainment of one worker over the rate of requests, simulated where it is asked for and kept.
+"""Attainment of a pool of workers over the rate of requests, simulated where it is asked for and kept.
 
 Owns the curves, the hunt for the highest rate that passes, and the grain of decode workers. Never judges placements (`search` does).
 """
@@ -14,7 +14,7 @@ from kvseal.bench.place.slo import SLO
 from kvseal.bench.place.trace import Job
 
 GRID = 1.08
-"""Rates of the curves are powers of it."""
+"""Rates of curves are powers of it."""
 FARTHEST = 400
 """Powers of a grid below a guess that are looked at; a rate so low passes nowhere else."""
 
@@ -31,13 +31,6 @@ class Curve:
         if power not in self._known:
             self._known[power] = self._run(GRID**power)
         return self._known[power]
-
-    def at(self, rate: float) -> float:
-        """Between grid points in a straight line over log(rate)."""
-        place = math.log(rate, GRID)
-        low = math.floor(place)
-        below, above = self.at_grid(low), self.at_grid(low + 1)
-        return below + (above - below) * (place - low)
 
     def goodput(self, target: float, guess: float) -> float:
         """The highest rate with at least `target`; 0 if there is none near enough to `guess`."""
@@ -79,21 +72,6 @@ def highest(test: Callable[[int], bool], guess: int, most: int, *, first: int = 
             high, step = low, 2 * step
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if test(middle) else (low, middle)
-    return low
-
-
-def bisect(test: Callable[[float], bool], most: float) -> float:
-    """The highest rate up to `most` that passes, to half a percent; 0 if not even a thousandth of it does."""
-    if test(most):
-        return most
-    low = high = most
-    while not test(low):
-        low, high = low / GRID**2, low
-        if low < most / 1000:
-            return 0.0
-    while high / low > 1.005:
-        middle = math.sqrt(low * high)
         low, high = (middle, high) if test(middle) else (low, middle)
     return low
 

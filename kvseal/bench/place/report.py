@@ -56,8 +56,8 @@ def _head(answer: Answer) -> list[str]:
 def _figures(answer: Answer, found: Found) -> str:
     held = f"; above that {found.held_by.upper()} is missed first" if found.held_by else ""
     return (
-        f"{found.rate:.3g} req/s in all, {found.per_worker:.3g} per worker, {found.attainment:.0%} in time, "
-        f"simulated whole with seed {answer.question.seed}{held}"
+        f"{found.rate:.3g} req/s in all, {found.per_worker:.3g} per worker, {found.attainment:.0%} in time "
+        f"(simulated, seed {answer.question.seed}){held}"
     )
 
 
@@ -115,7 +115,7 @@ def _alike(placement: Placement) -> tuple[object, ...]:
 
 
 def _row(found: Found, best: Found) -> str:
-    known = "whole simulation" if found.whole else "curves of single workers"
+    known = "closely simulated" if found.promised else "simulated" if found.whole else "its weaker side alone"
     return f"{found.placement.name:44}{found.rate:8.3g}{found.per_worker:9.3g}{found.per_worker / best.per_worker:9.2f}  {known}"
 
 
@@ -156,7 +156,7 @@ def _found_json(found: Found) -> dict[str, object]:
         "workers": place.workers,
         "rate": round(found.rate, 6),
         "rate_per_worker": round(found.per_worker, 6),
-        "attainment": round(found.attainment, 4) if found.whole else None,
-        "whole": found.whole,
+        "attainment": round(found.attainment, 4) if found.promised else None,
+        "simulated_whole": found.whole,
         "held_by": found.held_by or None,
     }

@@ -1,9 +1,9 @@
 """The search: every placement of so many workers, by the highest rate at which enough requests meet their limits.
 
-Owns the order of work. One shared worker, one prefill worker and one decode worker are simulated apart, at rates on a geometric grid, and
-their attainments are kept; a split of P and D workers is judged by the product of the two curves (its limits are missed independently, as
-if prefill and decode did not know of each other). That is the way of DistServe (OSDI '24, section 4.1), and it makes all splits of a pool
-cost no more than two. The best few are then simulated whole, with the router, and only those figures are promised.
+Owns the order of work. Placements whose workers do everything are simulated whole. Of splits there are too many for that: the pool of
+prefill workers and the pool of decode workers are simulated apart, in the way of DistServe (OSDI '24, section 4.1), which finds the
+division where both sustain the same rate in a few runs; the divisions around it are then simulated whole, with the router between them.
+The best of each is sought once more, closely: that figure is promised.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from kvseal.bench.place.curves import Curve, bisect, grains_of, highest, in_grains
+from kvseal.bench.place.curves import Curve, grains_of, highest, in_grains
 from kvseal.bench.place.latency import Latency, WorkerKind
 from kvseal.bench.place.simulate import Outcome, Placement, simulate
 from kvseal.bench.place.slo import SLO, Asked, Record, attainment, quantile
@@ -25,6 +25,8 @@ CURVE_MISSED = 0.25
 """A run for a curve stops when so many have missed: nothing below is of interest."""
 NEARLY = 0.8
 """Kinds of worker that cannot reach this share of the best so far are not looked at more closely."""
+PAIRS = 3
+"""Pairs of kinds whose splits are looked at."""
 GRAIN_TOKENS = 4
 IDLE_JOBS = 48
 IDLE_OUTPUTS = 12
@@ -51,7 +53,7 @@ class Question:
     chunk_tokens: tuple[int, ...] | None = None
     """Instead of those that the kinds name."""
     simulate_whole: int = 3
-    """How many of the best splits, and of the best shared placements, are simulated whole."""
+    """How many of the best splits are simulated whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +63,11 @@ class Found:
     placement: Placement
     rate: float
     whole: bool
-    """Simulated whole; else combined from curves of single workers."""
+    """Simulated whole; else what the weaker of its sides sustains alone."""
+    promised: bool = False
+    """Sought as closely as a promise needs; the others to the grid of the curves."""
     attainment: float = 0.0
-    """At `rate`, where it was simulated whole."""
+    """At `rate`, where it is promised."""
     held_by: str = ""
     """The limit that most requests miss just above `rate`."""
 
@@ -97,7 +101,7 @@ class Answer:
     """Why no placement can meet the limits; then nothing was found."""
 
     def best(self, *, split: bool) -> Found | None:
-        return next((one for one in self.found if one.placement.split is split and one.whole), None)
+        return next((one for one in self.found if one.placement.split is split), None)
 
 
 def search(question: Question) -> Answer:
@@ -105,12 +109,12 @@ def search(question: Question) -> Answer:
     return _Search(question).answer()
 
 
-class _Half(NamedTuple):
-    """One worker of a split, and the rate that it sustains alone."""
+class _Pool(NamedTuple):
+    """Workers of one side of a split, and the rate that they sustain."""
 
     kind: WorkerKind
+    count: int
     chunk_tokens: int
-    curve: Curve
     rate: float
 
 
@@ -122,19 +126,18 @@ class _Search:
         self.idle = idle_times(question)
         self.slo = question.asked.resolved(self.idle.typical())
         self._guess = 1.0 / max(1e-9, self.idle.life_s)
+        self._pools: dict[tuple[str, int, bool], _Pool] = {}
 
     def answer(self) -> Answer:
         impossible = self._impossible()
         if impossible:
             return Answer(question=self._q, slo=self.slo, idle=self.idle, found=(), impossible=impossible)
         rough = sorted((*self._shared(), *self._splits()), key=_order)
-        whole: list[Found] = []
-        for split, most in ((False, 1), (True, self._q.simulate_whole)):
-            some = [one for one in rough if one.placement.split is split and one.rate > 0]
-            whole += [self._whole(one) for one in some[:most]]
-        done = {one.placement for one in whole}
-        rest = [one for one in rough if one.placement not in done]
-        return Answer(question=self._q, slo=self.slo, idle=self.idle, found=(*sorted(whole, key=_order), *rest))
+        found: list[Found] = []
+        for split in (False, True):
+            some = [one for one in rough if one.placement.split is split]
+            found += [self._promise(one) if not number and one.whole and one.rate else one for number, one in enumerate(some)]
+        return Answer(question=self._q, slo=self.slo, idle=self.idle, found=tuple(sorted(found, key=_order)))
 
     def _impossible(self) -> str:
         if not self._kinds:
@@ -160,20 +163,19 @@ class _Search:
                 )
         return ""
 
-    # --- one worker at a time ---
+    # --- runs ---
 
     def _jobs(self, rate: float) -> list[Job]:
         least = max(WINDOW_TTFTS * (self.slo.ttft_s or 0.0), WINDOW_LIVES * self.idle.life_s)
         requests = min(MOST_TIMES * self._q.requests, max(self._q.requests, math.ceil(rate * least)))
         return self._q.trace.at_rate(rate, requests, poisson=self._q.poisson, seed=self._q.seed)
 
-    @property
     def _most_rate(self) -> float:
         """Above it all requests of a run would come within one lifetime."""
         return MOST_TIMES * self._q.requests / max(1e-6, self.idle.life_s)
 
     def _curve(self, place: Placement, slo: SLO, load: Callable[[list[Job]], list[Job]] = list, latency: Latency | None = None) -> Curve:
-        """Of one worker, with what `load` makes of the jobs that come at a rate."""
+        """Of a pool, with what `load` makes of the jobs that come at a rate."""
         times = latency or self._latency
 
         def at(rate: float) -> float:
@@ -181,79 +183,119 @@ class _Search:
             outcome = simulate(place, times, jobs, slo=slo, missed_allowed=int(CURVE_MISSED * len(jobs)))
             return 0.0 if outcome.stopped else attainment(outcome.records, slo)
 
-        return Curve(at, self._most_rate)
+        return Curve(at, self._most_rate())
 
     def _chunks(self, kind: WorkerKind) -> tuple[int, ...]:
         return self._q.chunk_tokens or kind.chunk_tokens
 
+    # --- shared workers ---
+
     def _shared(self) -> Iterator[Found]:
         best = guess = 0.0
         for kind in self._kinds:
+            count = self._q.workers // kind.width
             for chunk in self._chunks(kind):
-                place = Placement(shared=1, shared_kind=kind, chunk_tokens=chunk)
+                place = Placement(shared=count, shared_kind=kind, chunk_tokens=chunk)
                 curve = self._curve(place, self.slo)
-                if best and not curve.reaches(self._q.target, NEARLY * best * kind.width):
+                if best and not curve.reaches(self._q.target, NEARLY * best * place.workers):
                     continue
-                rate = curve.goodput(self._q.target, guess * kind.width or self._guess)
-                best, guess = max(best, rate / kind.width), rate / kind.width or guess
-                count = self._q.workers // kind.width
-                yield Found(placement=replace(place, shared=count), rate=rate * count, whole=False)
+                rate = curve.goodput(self._q.target, guess * place.workers or self._guess * count)
+                best, guess = max(best, rate / place.workers), rate / place.workers or guess
+                yield Found(placement=place, rate=rate, whole=True)
 
-    def _splits(self) -> Iterator[Found]:
-        fronts = [front for front in map(self._front, self._kinds) if front.rate]
-        if not fronts:
-            return
-        front_best = max(front.rate / front.kind.width for front in fronts)
-        best = 0.0
-        for kind in self._kinds:
-            back = self._decode_curve(kind)
-            if best:  # with so little a device, not even the best prefill beside it could reach the best so far
-                need = 1 / max(1e-9, 1 / (NEARLY * best) - 1 / front_best)
-                if not back.reaches(self._q.target, need * kind.width):
-                    continue
-            rate = back.goodput(self._q.target, self._guess * kind.width)
-            for front in fronts:
-                for found in self._pairs(front, _Half(kind, 0, back, rate)):
-                    best = max(best, found.per_worker)
-                    yield found
+    # --- splits: pools of each side ---
 
-    def _front(self, kind: WorkerKind) -> _Half:
-        """A prefill worker, with the chunk size that is best for it."""
+    def _pool(self, kind: WorkerKind, count: int, *, prefill: bool) -> _Pool:
+        """So many workers of one side, with the chunk size that is best for one of them; kept."""
+        key = (kind.name, count, prefill)
+        if key not in self._pools:
+            one = self._pools.get((kind.name, 1, prefill))
+            guess = one.rate * count if one and one.rate else self._guess * count
+            self._pools[key] = self._front(kind, count, guess) if prefill else self._back(kind, count, guess)
+        return self._pools[key]
+
+    def _front(self, kind: WorkerKind, count: int, guess: float) -> _Pool:
         slo = SLO(ttft_s=self.slo.ttft_s)
-        halves = []
-        for chunk in self._chunks(kind):
-            curve = self._curve(Placement(prefill=1, prefill_kind=kind, chunk_tokens=chunk), slo, _first_tokens)
-            halves.append(_Half(kind, chunk, curve, curve.goodput(self._q.target, self._guess * kind.width)))
-        return max(halves, key=lambda half: half.rate)
+        one = self._pools.get((kind.name, 1, True))
+        pools = []
+        for chunk in (one.chunk_tokens,) if one and one.rate else self._chunks(kind):
+            curve = self._curve(Placement(prefill=count, prefill_kind=kind, chunk_tokens=chunk), slo, _first_tokens)
+            pools.append(_Pool(kind, count, chunk, curve.goodput(self._q.target, guess)))
+        return max(pools, key=lambda pool: pool.rate)
 
-    def _decode_curve(self, kind: WorkerKind) -> Curve:
+    def _back(self, kind: WorkerKind, count: int, guess: float) -> _Pool:
         coarse, slo = in_grains(kind, SLO(tpot_s=self.slo.tpot_s, tbt_s=self.slo.tbt_s), GRAIN_TOKENS)
         latency = replace(self._latency, kv_token_bytes=GRAIN_TOKENS * self._latency.kv_token_bytes)
-        return self._curve(Placement(decode=1, decode_kind=coarse), slo, lambda jobs: grains_of(jobs, GRAIN_TOKENS), latency)
+        place = Placement(decode=count, decode_kind=coarse)
+        curve = self._curve(place, slo, lambda jobs: grains_of(jobs, GRAIN_TOKENS), latency)
+        return _Pool(kind, count, 0, curve.goodput(self._q.target, guess))
 
-    def _pairs(self, front: _Half, back: _Half) -> Iterator[Found]:
-        if not front.rate or not back.rate:
-            return
-        workers, target = self._q.workers, self._q.target
-        for prefill in range(1, workers // front.kind.width + 1):
-            even = prefill * front.rate / back.rate
-            for decode in {max(1, math.floor(even)), math.ceil(even), math.ceil(even) + 1}:
-                if prefill * front.kind.width + decode * back.kind.width > workers:
-                    continue
-                most = min(prefill * front.rate, decode * back.rate)
-                rate = bisect(_pair_passes(front.curve, prefill, back.curve, decode, target), most)
+    def _pairs(self) -> list[tuple[WorkerKind, WorkerKind]]:
+        """Kinds for prefill and decode, the most promising pairs first, judged by what one worker of each sustains per device."""
+        if len(self._kinds) == 1:
+            return [(self._kinds[0], self._kinds[0])]
+        fronts = {kind.name: self._pool(kind, 1, prefill=True).rate / kind.width for kind in self._kinds}
+        backs = {kind.name: self._pool(kind, 1, prefill=False).rate / kind.width for kind in self._kinds}
+
+        def devices(pair: tuple[WorkerKind, WorkerKind]) -> float:
+            """That one request per second takes."""
+            front, back = fronts[pair[0].name], backs[pair[1].name]
+            return 1 / front + 1 / back if front and back else math.inf
+
+        pairs = [(one, other) for one in self._kinds for other in self._kinds if one.width + other.width <= self._q.workers]
+        return [pair for pair in sorted(pairs, key=devices)[:PAIRS] if devices(pair) < math.inf]
+
+    def _splits(self) -> Iterator[Found]:
+        rough: dict[Placement, float] = {}
+        for pair in self._pairs():
+            for front, back in self._balanced(*pair):
                 place = Placement(
-                    prefill=prefill,
+                    prefill=front.count,
                     prefill_kind=front.kind,
-                    decode=decode,
+                    decode=back.count,
                     decode_kind=back.kind,
                     chunk_tokens=front.chunk_tokens,
                 )
-                yield Found(placement=place, rate=rate, whole=False)
+                rough[place] = min(front.rate, back.rate)
+        best = sorted(rough, key=lambda place: -rough[place] / place.workers)
+        for number, place in enumerate(best):
+            if number >= self._q.simulate_whole or not rough[place]:
+                yield Found(placement=place, rate=rough[place], whole=False)
+                continue
+            rate = self._curve(place, self.slo).goodput(self._q.target, rough[place])
+            yield Found(placement=place, rate=rate, whole=True)
 
-    # --- the whole ---
+    def _balanced(self, kind: WorkerKind, other: WorkerKind) -> Iterator[tuple[_Pool, _Pool]]:
+        """Divisions of the workers around the one where both sides sustain the same: with more for prefill, decode holds all back."""
+        workers = self._q.workers
+        low, high = 1, (workers - other.width) // kind.width
+        while low < high:
+            middle = (low + high) // 2
+            front = self._pool(kind, middle, prefill=True)
+            back = self._pool(other, (workers - middle * kind.width) // other.width, prefill=False)
+            low, high = (low, middle) if front.rate >= back.rate else (middle + 1, high)
+        for prefill in (low, low - 1, low + 1):
+            decode = (workers - prefill * kind.width) // other.width
+            if prefill < 1 or decode < 1:
+                continue
+            front = self._pool(kind, prefill, prefill=True)
+            yield front, self._pool(other, decode, prefill=False)
+            fewer = self._enough(front, other, decode)
+            if fewer < decode:
+                yield front, self._pool(other, fewer, prefill=False)
 
-    def _whole(self, rough: Found) -> Found:
+    def _enough(self, front: _Pool, kind: WorkerKind, most: int) -> int:
+        """The fewest decode workers that sustain what these prefill workers do; `most` if none fewer does."""
+        low, high = 1, most
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._pool(kind, middle, prefill=False).rate >= front.rate else (middle + 1, high)
+        return low
+
+    # --- the promise ---
+
+    def _promise(self, rough: Found) -> Found:
+        """The rate of a placement, as closely as it is promised."""
         target = self._q.target
         seen: dict[int, Outcome] = {}
 
@@ -263,15 +305,15 @@ class _Search:
             seen[power] = simulate(rough.placement, self._latency, jobs, slo=self.slo, missed_allowed=allowed)
             return not seen[power].stopped
 
-        most = math.floor(math.log(self._most_rate * rough.placement.workers, FINE))
+        most = math.floor(math.log(self._most_rate(), FINE))
         power = highest(passes, round(math.log(rough.rate, FINE)), most, first=2)
         if power is None:
-            return replace(rough, rate=0.0, whole=True)
+            return replace(rough, rate=0.0)
         over = seen.get(power + 1)
         return replace(
             rough,
             rate=FINE**power,
-            whole=True,
+            promised=True,
             attainment=attainment(seen[power].records, self.slo),
             held_by=most_missed(over.records, self.slo) if over else "",
         )
@@ -280,10 +322,6 @@ class _Search:
 def _order(found: Found) -> tuple[float, int]:
     """Best rate per worker first; of equals (within the grid of the figures) the one that uses more workers."""
     return (-round(math.log(found.per_worker, FINE)) if found.rate > 0 else math.inf, -found.placement.workers)
-
-
-def _pair_passes(front: Curve, prefill: int, back: Curve, decode: int, target: float) -> Callable[[float], bool]:
-    return lambda rate: front.at(rate / prefill) * back.at(rate / decode) >= target
 
 
 def _first_tokens(jobs: list[Job]) -> list[Job]:

@@ -141,9 +141,6 @@ class _Leg:
         """`Pair.cancel` does."""
 
     def finish(self) -> None:
-        """Nobody here looks for stop strings."""
-
-    def finish(self) -> None:
         """No reader here stops by text."""
 
 

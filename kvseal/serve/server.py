@@ -56,9 +56,9 @@ _log = logging.getLogger("kvseal.server")
 def run_server(config: ServeConfig, *, engine_module: str | None = None) -> None:
     """Serves until told to stop. Raises `SetupError` when it cannot start as asked."""
     logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    with _listen(config.host, config.port) as listener:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop if uvloop is not None else None) as runner:
-            runner.run(_serve(config, listener, engine_module))
+    new_loop = uvloop.new_event_loop if uvloop is not None else None
+    with _listen(config.host, config.port) as listener, asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(_serve(config, listener, engine_module))
 
 
 async def _serve(config: ServeConfig, listener: socket.socket, engine_module: str | None) -> None:

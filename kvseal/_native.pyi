@@ -15,6 +15,8 @@ _Break = tuple[int, int, int, int, int]
 
 SEAL_MAGIC: int
 PARTITION_TOKENS: int
+CHECKED: bool
+"""False only in the twin that the benchmark of the checks builds for itself."""
 
 def seal_layout() -> dict[str, tuple[int, int]]:
     """Field -> (offset, bytes)."""

@@ -322,7 +322,7 @@ void dequantise_row(SourceType type, const uint8_t* row, int64_t columns, float*
     }
 }
 
-Linear pack(SourceType type, const uint8_t* raw, int64_t rows, int64_t columns, const int32_t* row_order, PackFormat format, uint8_t* memory) {
+Linear place(PackFormat format, int64_t rows, int64_t columns, const uint8_t* memory) {
     Linear w;
     w.format = format;
     w.rows = static_cast<int32_t>(rows);
@@ -331,18 +331,21 @@ Linear pack(SourceType type, const uint8_t* raw, int64_t rows, int64_t columns, 
     w.groups = static_cast<int32_t>((columns + GROUP - 1) / GROUP);
     w.weights = memory;
     if (w.quantised()) {
-        if (format == PACK_Q4 && !direct(type, format)) throw std::invalid_argument("q4 without minimums holds Q4_0 only; use q4m");
         const bool four = format == PACK_Q4 || format == PACK_Q4M;
         const int64_t cells = static_cast<int64_t>(w.row_blocks) * w.groups * ROW_BLOCK;
         w.scales = reinterpret_cast<const uint16_t*>(memory + cells * (four ? GROUP / 2 : GROUP));
         if (format == PACK_Q8M || format == PACK_Q4M) w.minimums = w.scales + cells;
     }
-    Packer packer{type, raw, source_row_bytes(type, columns), row_order, w};
+    return w;
+}
+
+void pack(SourceType type, const uint8_t* raw, const int32_t* row_order, const Linear& w) {
+    if (w.format == PACK_Q4 && !direct(type, w.format)) throw std::invalid_argument("q4 without minimums holds Q4_0 only; use q4m");
+    Packer packer{type, raw, source_row_bytes(type, w.columns), row_order, w};
     if (w.quantised())
         packer.groups();
     else
         packer.floats();
-    return w;
 }
 
 }  // namespace kvseal

@@ -12,6 +12,9 @@
 
 namespace kvseal {
 
+// Raised with every change of what stands where in packed memory, or of the numbers that packing makes: packed weights are kept on disk.
+constexpr int PACK_LAYOUT = 1;
+
 enum SourceType : int32_t { SRC_F32, SRC_F16, SRC_BF16, SRC_Q8_0, SRC_Q4_0, SRC_Q4_1, SRC_Q5_0, SRC_Q5_1, SRC_Q4_K, SRC_Q5_K, SRC_Q6_K };
 
 // Throws std::invalid_argument for an unknown name.
@@ -26,7 +29,10 @@ int64_t packed_bytes(PackFormat format, int64_t rows, int64_t columns);
 // One stored row as floats, exactly.
 void dequantise_row(SourceType type, const uint8_t* row, int64_t columns, float* out);
 
-// Packs rows (row_order may be null) into `memory` of packed_bytes, 64-byte aligned.
-Linear pack(SourceType type, const uint8_t* raw, int64_t rows, int64_t columns, const int32_t* row_order, PackFormat format, uint8_t* memory);
+// A matrix of this format whose parts lie in `memory` of packed_bytes, 64-byte aligned: elements, then scales, then minimums.
+Linear place(PackFormat format, int64_t rows, int64_t columns, const uint8_t* memory);
+
+// Packs stored rows (row_order may be null) into w's memory, which is writable and zero.
+void pack(SourceType type, const uint8_t* raw, const int32_t* row_order, const Linear& w);
 
 }  // namespace kvseal

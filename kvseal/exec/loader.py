@@ -91,4 +91,5 @@ def _assemble(spec: ModelSpec, checkpoint: Checkpoint, parts: Parts) -> ModelWei
         layers=layers,
         digest=weights_digest(spec, checkpoint),
         bytes=checkpoint.total_bytes,
+        files=checkpoint.files,
     )

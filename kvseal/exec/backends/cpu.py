@@ -1,55 +1,30 @@
 """The native backend: packs the weights for the kernels of `kvseal._native` and hands them whole steps.
 
-Owns the packed weights, the arena and the choice of packing. Never decides what runs, never reads a page: appends, reads and their seal
+Owns the decoder and the arena; `exec.packed` packs the weights. Never decides what runs, never reads a page: appends, reads and their seal
 checks (L3-L7, L10) are in the kernels. L12: a row that breaks a seal comes back flagged. L13: bits do not depend on batch, chunks, threads.
-
-Which packing `--weights` gives (groups are 32 columns; inputs of grouped weights are rounded to 8 bits per
-group of 32, and groups with an outlier twice):
-
-====== ==========================================================================================================================
-auto   as close to the file as a kernel allows: Q4_0, Q4_1 exactly as stored, Q4_K with its scales rounded to fp16, in 4-bit groups;
-       Q8_0, Q5_0, Q5_1 exactly, Q5_K with rounded scales, Q6_K requantised, in 8-bit groups; BF16 as bf16; F16 and F32 as fp32
-fp32   everything dequantised exactly to float32
-bf16   everything rounded to bfloat16, float32 inputs and sums
-q8     8-bit groups: stored 8- and 5-bit types as in auto, everything else requantised (largest magnitude / 127)
-q4     4-bit groups: stored 4-bit types as in auto, everything else requantised (scale and minimum over 15 steps)
-====== ==========================================================================================================================
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from kvseal import _native
-from kvseal.core.errors import ConfigError, LawBroken, ModelUnsupported, PoolTooSmall
+from kvseal.core.errors import LawBroken, ModelUnsupported, PoolTooSmall
 from kvseal.core.laws import Law
 from kvseal.exec.backend import Float32, Int32, RowBreak, SealCheck, StepArrays, StepOutput
+from kvseal.exec.backends.cpu_sampling import NativeSampler
+from kvseal.exec.packed import pack_model, vector
 from kvseal.exec.spec import ModelSpec
-from kvseal.exec.weights.types import LayerWeights, ModelWeights, TensorSource
+from kvseal.exec.weights.packed_cache import PackedCache
+from kvseal.exec.weights.types import ModelWeights
 from kvseal.kv.geometry import KVGeometry
 
-_AS_STORED = {"F32": "fp32", "F16": "fp32", "BF16": "bf16", "Q4_0": "q4", "Q4_1": "q4m", "Q4_K": "q4m", "Q5_0": "q8", "Q5_1": "q8m",
-              "Q5_K": "q8m", "Q6_K": "q8", "Q8_0": "q8"}  # fmt: skip
 MAX_HEAD_DIM = 512
-
-
-def packing(weight_format: str, stored_type: str) -> str:
-    """The kernel format for a stored tensor type under `--weights`. Raises ConfigError for an unknown option."""
-    stored = _AS_STORED[stored_type]
-    if weight_format == "auto":
-        return stored
-    if weight_format in ("fp32", "bf16"):
-        return weight_format
-    if weight_format == "q8":
-        return stored if stored.startswith("q8") else "q8"
-    if weight_format == "q4":
-        return stored if stored.startswith("q4") else "q4m"
-    raise ConfigError(f"--weights is {weight_format!r}; choose from auto, fp32, bf16, q8, q4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +86,16 @@ class CPUBackend:
         weight_format: str = "auto",
         threads: int = 0,
         instruction_set: str = "auto",
+        packed_cache: PackedCache | None = None,
         shared_arena: bool = False,
     ) -> None:
-        """Packs the weights and reserves `pages` pages.
+        """Packs the weights, or maps them from where they were left packed, and reserves `pages` pages.
 
         Args:
             weight_format: one of `core.config.WEIGHT_FORMATS`.
             threads: 0 takes one per core that this process may use.
             instruction_set: "auto", or one to insist on ("portable", "avx2").
+            packed_cache: where packed weights are kept and shared. None: in this process's memory.
             shared_arena: this worker hands pages off to processes on this host.
 
         Raises:
@@ -131,24 +108,25 @@ class CPUBackend:
         self.spec: ModelSpec = spec
         self.geometry = geometry
         self.arena = new_arena(geometry, pages, shared=shared_arena)
-        packer = _Packer(weights, weight_format)
-        layers = [packer.layer(layer) for layer in weights.layers]
+        threads = threads or len(os.sched_getaffinity(0))
+        packed = pack_model(weights, weight_format, cache=packed_cache, threads=threads)
         embedding = weights.embedding
         self._decoder = _native.Decoder(
             numbers=_numbers(spec),
             layout=native_layout(geometry),
             arena=self.arena.native,
-            layers=layers,
-            final_norm=_vector(weights.final_norm),
-            lm_head=packer.pack(weights.lm_head or embedding),
+            layers=packed.layers,
+            final_norm=vector(weights.final_norm),
+            lm_head=packed.lm_head,
             embedding=embedding.raw,
             embedding_type=embedding.type,
             embedding_order=embedding.row_order,
-            threads=threads or len(os.sched_getaffinity(0)),
+            threads=threads,
             isa=instruction_set,
         )
-        self.packed_bytes = packer.used_bytes
-        self.packings = packer.summary
+        self.packed_bytes = packed.bytes
+        self.packings = packed.summary
+        self.packed_file = packed.file
 
     @property
     def instruction_set(self) -> str:
@@ -172,6 +150,10 @@ class CPUBackend:
         )
         return StepOutput(hidden, row_breaks(breaks))
 
+    def sampler(self) -> NativeSampler:
+        """Draws on the decoder's threads, so never beside one of the calls here."""
+        return NativeSampler(self._decoder.sampler())
+
     def logits(self, hidden: Float32) -> Float32:
         out = np.empty((hidden.shape[0], self.spec.vocab_size), dtype=np.float32)
         self._decoder.logits(hidden, out)
@@ -193,68 +175,6 @@ class CPUBackend:
 def row_breaks(breaks: Sequence[tuple[int, int, int, int, int]]) -> tuple[RowBreak, ...]:
     """The kernels' tuples (row, check, page, ordinal, layer), in order of row."""
     return tuple(RowBreak(row, SealCheck(check), page, ordinal, layer) for row, check, page, ordinal, layer in sorted(breaks))
-
-
-class _Packer:
-    """Packs every matrix of a model into one slab."""
-
-    def __init__(self, weights: ModelWeights, weight_format: str) -> None:
-        self._format = weight_format
-        self._formats: dict[str, int] = {}
-        sources = [*_matrices(weights), weights.lm_head or weights.embedding]
-        self._slab = _native.WeightSlab(sum(_native.packed_bytes(self._of(s), s.rows, s.columns) for s in sources))
-
-    def _of(self, source: TensorSource) -> str:
-        return packing(self._format, source.type)
-
-    def pack(self, source: TensorSource) -> _native.PackedLinear:
-        packed = self._slab.pack(source.raw, source.type, source.rows, source.columns, self._of(source), source.row_order)
-        self._formats[packed.format] = self._formats.get(packed.format, 0) + packed.bytes
-        return packed
-
-    def layer(self, layer: LayerWeights) -> _native.Layer:
-        return _native.Layer(
-            q=self.pack(layer.q),
-            k=self.pack(layer.k),
-            v=self.pack(layer.v),
-            o=self.pack(layer.o),
-            gate=self.pack(layer.gate),
-            up=self.pack(layer.up),
-            down=self.pack(layer.down),
-            attn_norm=_vector(layer.attn_norm),
-            mlp_norm=_vector(layer.mlp_norm),
-            q_bias=_maybe(layer.q_bias),
-            k_bias=_maybe(layer.k_bias),
-            v_bias=_maybe(layer.v_bias),
-            o_bias=_maybe(layer.o_bias),
-            gate_bias=_maybe(layer.gate_bias),
-            up_bias=_maybe(layer.up_bias),
-            down_bias=_maybe(layer.down_bias),
-            q_norm=_maybe(layer.q_norm),
-            k_norm=_maybe(layer.k_norm),
-        )
-
-    @property
-    def used_bytes(self) -> int:
-        return self._slab.used_bytes
-
-    @property
-    def summary(self) -> str:
-        """The packings in use, the largest share first: "q4m+q8"."""
-        return "+".join(sorted(self._formats, key=lambda name: -self._formats[name]))
-
-
-def _matrices(weights: ModelWeights) -> Iterator[TensorSource]:
-    for layer in weights.layers:
-        yield from (layer.q, layer.k, layer.v, layer.o, layer.gate, layer.up, layer.down)
-
-
-def _vector(values: Float32) -> Float32:
-    return np.ascontiguousarray(values, dtype=np.float32)
-
-
-def _maybe(values: Float32 | None) -> Float32 | None:
-    return None if values is None else _vector(values)
 
 
 def _numbers(spec: ModelSpec) -> _native.ModelNumbers:

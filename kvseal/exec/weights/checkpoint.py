@@ -13,7 +13,7 @@ import numpy as np
 
 from kvseal.core.errors import ModelCorrupt, ModelUnsupported
 from kvseal.exec.weights.quants import BLOCK_SHAPES, Float32
-from kvseal.exec.weights.types import TensorSource
+from kvseal.exec.weights.types import SourceFile, TensorSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,7 @@ class Checkpoint:
     tensors: Mapping[str, TensorSource]
     unsupported: Mapping[str, str]
     """Tensor name -> its type, for tensors stored in a type that KVSeal does not read."""
+    files: tuple[SourceFile, ...] = ()
 
     @property
     def total_bytes(self) -> int:

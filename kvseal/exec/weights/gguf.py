@@ -20,7 +20,7 @@ import numpy.typing as npt
 from kvseal.core.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
 from kvseal.exec.weights.checkpoint import Checkpoint
 from kvseal.exec.weights.quants import BLOCK_SHAPES
-from kvseal.exec.weights.types import TensorSource
+from kvseal.exec.weights.types import SourceFile, TensorSource
 
 MAGIC = b"GGUF"
 MAX_NAME_BYTES = 65535
@@ -93,22 +93,22 @@ class GGUFFile:
 def read_gguf(path: Path) -> GGUFFile:
     """Maps and checks the file. Raises ModelNotFound, ModelCorrupt or ModelUnsupported."""
     try:
-        with path.open("rb") as file:
-            buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        source = SourceFile.open(path)
     except ValueError as error:
         raise ModelCorrupt(f"{path}: the file is empty") from error
     except OSError as error:
         raise ModelNotFound(f"{path}: cannot be read: {error.strerror}") from error
-    return _Reader(path, buffer).read()
+    return _Reader(path, source).read()
 
 
 class _Reader:
     """One pass over the header."""
 
-    def __init__(self, path: Path, buffer: mmap.mmap) -> None:
+    def __init__(self, path: Path, source: SourceFile) -> None:
         self._path = path
-        self._buffer = buffer
-        self._size = len(buffer)
+        self._source = source
+        self._buffer = source.buffer
+        self._size = len(source.buffer)
         self._at = 0
         self._doing = "the header"
 
@@ -220,7 +220,7 @@ class _Reader:
         for (_, end, name), (start, _, other) in pairwise(spans):
             if start < end:
                 raise self._corrupt(f"tensors {name} and {other} overlap")
-        return Checkpoint(self._path, tensors, unsupported)
+        return Checkpoint(self._path, tensors, unsupported, (self._source,))
 
     def _need(self, size: int) -> None:
         if size > self._size - self._at:

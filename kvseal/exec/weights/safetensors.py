@@ -7,15 +7,15 @@ Format: the safetensors README (8-byte little-endian header length, JSON header,
 from __future__ import annotations
 
 import json
-import mmap
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from kvseal.core.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
 from kvseal.exec.weights.checkpoint import Checkpoint
-from kvseal.exec.weights.types import TensorSource
+from kvseal.exec.weights.types import SourceFile, TensorSource
 
 MAX_HEADER_BYTES = 100_000_000
 INDEX_NAME = "model.safetensors.index.json"
@@ -76,6 +76,7 @@ def _read_shards(folder: Path, index: Path) -> Checkpoint:
     tensors: dict[str, TensorSource] = {}
     unsupported: dict[str, str] = {}
     names: set[str] = set()
+    files: list[SourceFile] = []
     for name in weight_map.values():
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
             raise ModelCorrupt(f"{index}: {str(name)[:60]!r} is not the name of a safetensors file beside it")
@@ -89,28 +90,29 @@ def _read_shards(folder: Path, index: Path) -> Checkpoint:
                 raise ModelCorrupt(f"{folder / name}: holds tensor {tensor}, which {INDEX_NAME} does not place there")
         tensors.update(shard.tensors)
         unsupported.update(shard.unsupported)
+        files += shard.files
     for tensor, name in weight_map.items():
         if tensor not in tensors and tensor not in unsupported:
             raise ModelCorrupt(f"{folder / str(name)}: tensor {tensor} is missing, although {INDEX_NAME} places it there")
-    return Checkpoint(folder, tensors, unsupported)
+    return Checkpoint(folder, tensors, unsupported, tuple(files))
 
 
 def read_safetensors(path: Path) -> Checkpoint:
     """Maps one file. Raises ModelNotFound or ModelCorrupt."""
     try:
-        with path.open("rb") as file:
-            buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        source = SourceFile.open(path)
     except ValueError as error:
         raise ModelCorrupt(f"{path}: the file is empty") from error
     except OSError as error:
         raise ModelNotFound(f"{path}: cannot be read: {error.strerror}") from error
+    buffer = source.buffer
     size = len(buffer)
     header_bytes = int.from_bytes(buffer[:8], "little") if size >= 8 else size
     if header_bytes > MAX_HEADER_BYTES or 8 + header_bytes > size:
         raise ModelCorrupt(f"{path}: the header claims {header_bytes} bytes of a file of {size}; cut short or not safetensors")
     header = _parse(buffer[8 : 8 + header_bytes], path)
     header.pop("__metadata__", None)
-    return _place(path, header, np.frombuffer(buffer, dtype=np.uint8)[8 + header_bytes :])
+    return replace(_place(path, header, np.frombuffer(buffer, dtype=np.uint8)[8 + header_bytes :]), files=(source,))
 
 
 def _place(path: Path, header: Mapping[str, object], data: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> Checkpoint:

@@ -79,7 +79,9 @@ class SharedMemory:
     def close(self) -> None:
         self._lanes.stop()
         self._door.close()
-        os.close(self._file)
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
 
     # --- the sender's side, on the door's threads ------------------------------------------------------------
 

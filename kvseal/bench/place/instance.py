@@ -35,7 +35,7 @@ class Role(Enum):
     PREFILL = "prefill"
     """Computes prompts and the first token."""
     DECODE = "decode"
-    """Receives prompts computed elsewhere: the first row of a request costs what a decode row costs."""
+    """Receives prompts computed elsewhere, and computes the token after them once more, as the engine's decode nodes do."""
 
 
 class EventClock:
@@ -121,24 +121,41 @@ class Instance:
         return lane.scheduler.apply(BatchResult(batch.step, tuple(results)))
 
     def _shape(self, batch: Batch) -> Step:
-        rows = tokens = sampled = context = decoding = 0
-        pairs = 0.0
-        for row in batch.rows:
-            length = len(row.tokens)
-            end = row.start + length
-            if length == 1 and row.start:
-                decoding += 1
-                context += end
-            elif self.role is Role.DECODE and row.request_id not in self._arrived:
-                self._arrived.add(row.request_id)  # its pages came with it; the token after them is computed
-                decoding += 1
-                context += end
-            else:
-                rows += 1
-                tokens += length
-                pairs += (row.start + 0.5 * (length + 1)) * length
-            sampled += row.samples
-        return Step(rows, tokens, pairs, decoding, context, sampled)
+        step = step_of(batch)
+        if self.role is not Role.DECODE:
+            return step
+        for row in batch.rows:  # pages come with a prompt, all but the one that it ends in: the tokens of that one are computed here
+            if len(row.tokens) > 1 and row.request_id not in self._arrived:
+                self._arrived.add(row.request_id)
+                length, end = len(row.tokens), row.start + len(row.tokens)
+                tail = (end - 1) % self.kind.page_tokens + 1
+                step = step._replace(
+                    prefill_tokens=step.prefill_tokens - length + tail,
+                    pairs=step.pairs - _pairs(row.start, length) + _pairs(end - tail, tail),
+                )
+        return step
+
+
+def step_of(batch: Batch) -> Step:
+    """The shape of a step, as the latency model sees it: a row of one token behind others decodes, every other one prefills."""
+    rows = tokens = sampled = context = decoding = 0
+    pairs = 0.0
+    for row in batch.rows:
+        length, start = len(row.tokens), row.start
+        if length == 1 and start:
+            decoding += 1
+            context += start + 1
+        else:
+            rows += 1
+            tokens += length
+            pairs += _pairs(start, length)
+        sampled += row.samples
+    return Step(rows, tokens, pairs, decoding, context, sampled)
+
+
+def _pairs(start: int, length: int) -> float:
+    """Positions that tokens at `start`, `start` + 1, ... attend to, added up."""
+    return (start + 0.5 * (length + 1)) * length
 
 
 def _open_requests(lane: Lane) -> int:

@@ -126,7 +126,8 @@ class _Run:
         self._front += self._instances(placement.prefill, placement.prefill_kind, Role.PREFILL, placement.chunk_tokens)
         self._back = self._instances(placement.decode, placement.decode_kind, Role.DECODE, WHOLE_TOKENS)
         self._holds: list[set[int]] = [set() for _ in self._front]
-        self._at: dict[RequestId, Instance] = {}
+        self._twice: set[int] = set()
+        """Requests whose decode worker has not computed its first token."""
 
     def _instances(self, count: int, kind: WorkerKind | None, role: Role, chunk_tokens: int) -> list[Instance]:
         if kind is None:
@@ -185,7 +186,8 @@ class _Run:
         job = self._jobs[index]
         instance = min(self._back, key=_outstanding)
         tokens = self._prompts.of(index, job.prompt_tokens, job.blocks, job.block_tokens)
-        self._submit(instance, index, (*tokens, 1), job.output_tokens - 1)
+        self._twice.add(index)
+        self._submit(instance, index, tokens, job.output_tokens)
 
     def _submit(self, instance: Instance, index: int, tokens: tuple[int, ...], outputs: int) -> None:
         request = Request(request_id=RequestId(str(index)), prompt_tokens=tokens, max_output_tokens=outputs, scope=SCOPE, sampling=SAMPLING)
@@ -193,7 +195,6 @@ class _Run:
             self._records[index].refused = True
             self._missed()
             return
-        self._at[request.request_id] = instance
         instance.outstanding_tokens += len(tokens) + outputs
         self._wake(instance)
 
@@ -236,6 +237,9 @@ class _Run:
         self._wake(instance)
 
     def _token(self, index: int, now_s: float) -> None:
+        if index in self._twice:  # the token after the prompt, which the prefill worker has sent already
+            self._twice.discard(index)
+            return
         record = self._records[index]
         record.produced += 1
         record.last_s = now_s
@@ -249,7 +253,6 @@ class _Run:
     def _ended(self, instance: Instance, index: int) -> None:
         record = self._records[index]
         job = self._jobs[index]
-        del self._at[RequestId(str(index))]
         on_prefill = instance.role is Role.PREFILL
         instance.outstanding_tokens -= job.prompt_tokens + (1 if on_prefill else job.output_tokens)
         if on_prefill:

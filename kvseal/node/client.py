@@ -17,9 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 import subprocess
-import sys
 from dataclasses import replace
 from enum import StrEnum
 
@@ -33,9 +31,9 @@ from kvseal.core.request import Request
 from kvseal.node import messages as m
 from kvseal.node.link import Link
 from kvseal.node.report import EngineStats, StartReport
+from kvseal.node.spawn import ENGINE_MODULE, SpawnedEngine
 from kvseal.node.stream import RequestStream
 
-ENGINE_MODULE = "kvseal.node.engine_process"
 STALL_AFTER_S = 20.0
 KILL_AFTER_STALLS = 6
 RESTART_FIRST_S = 0.1
@@ -78,6 +76,7 @@ class EngineClient:
         self._idle = asyncio.Event()
         self._idle.set()
         self._keeper: asyncio.Task[None] | None = None
+        self._spawned: SpawnedEngine | None = None
 
     @classmethod
     async def start(
@@ -87,9 +86,14 @@ class EngineClient:
         module: str = ENGINE_MODULE,
         stall_after_s: float = STALL_AFTER_S,
         clock: Clock | None = None,
+        spawned: SpawnedEngine | None = None,
     ) -> EngineClient:
-        """Starts the engine and waits until it can serve. Raises the engine's own `SetupError`, or `EngineDied`."""
+        """Starts the engine and waits until it can serve. Raises the engine's own `SetupError`, or `EngineDied`.
+
+        `spawned`: its first process, started before with this config and module.
+        """
         client = cls(config, module=module, stall_after_s=stall_after_s, clock=clock or MonotonicClock())
+        client._spawned = spawned
         await client._begin()
         return client
 
@@ -198,14 +202,10 @@ class EngineClient:
     # --- the engine's life ---
 
     async def _spawn(self) -> Link:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            # -P: the package that runs here runs there, not a source tree that happens to be the working directory.
-            command = [sys.executable, "-P", "-m", self._module, str(theirs.fileno())]
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        spawned, self._spawned = self._spawned or SpawnedEngine(self._config, module=self._module), None
+        self._process, ours = spawned.take()
         ours.setblocking(False)
         _, link = await asyncio.get_running_loop().create_unix_connection(lambda: Link(self._handle, self._connection_lost), sock=ours)
-        link.send(m.Hello(m.PROTOCOL_VERSION, self._config))
         await self._introduced(link)
         # A restart gets the same pool, however much memory is free by then: what was advertised stays true.
         self._config = replace(self._config, pool_tokens=self.report.pool_tokens, kv_memory_bytes=None)

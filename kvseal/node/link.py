@@ -13,6 +13,7 @@ from typing import cast
 
 from kvseal.core.errors import EngineDied, SetupError
 from kvseal.node import messages as m
+from kvseal.node.channel import Channel
 from kvseal.node.peer_messages import NodeCard
 from kvseal.node.report import StartReport
 
@@ -22,7 +23,9 @@ _log = logging.getLogger("kvseal.node")
 class Link(asyncio.Protocol):
     """One connection to one engine process. Anything but a message is treated as a death."""
 
-    def __init__(self, on_message: Callable[[m.FromEngine], None], on_lost: Callable[[Link], None]) -> None:
+    def __init__(self, on_message: Callable[[m.FromEngine], None], on_lost: Callable[[Link], None], channel: Channel | None = None) -> None:
+        """`channel`: the proven link to another machine; None for a socketpair."""
+        self._channel = channel
         self._on_message = on_message
         self._on_lost = on_lost
         self._frames = m.Frames()
@@ -42,12 +45,13 @@ class Link(asyncio.Protocol):
 
     def send(self, message: m.ToEngine) -> None:
         if self._transport is not None and not self.lost.is_set():
-            self._transport.write(m.frame(message))
+            frame = m.frame(message)
+            self._transport.write(frame if self._channel is None else self._channel.closed(frame))
 
     def data_received(self, data: bytes) -> None:
         try:
             for body in self._frames.feed(data):
-                message = m.decode_from_engine(body)
+                message = m.decode_from_engine(body if self._channel is None else self._channel.opened(body))
                 if self.ready.done():
                     self._on_message(message)
                 else:

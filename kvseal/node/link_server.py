@@ -1,0 +1,205 @@
+"""A worker's end of the control links: routers connect, prove the secret, and use the node as if it were their own process.
+
+Owns every router's connection and the requests that came over it: a router that is lost has its requests cancelled. Never serves anything
+before the proof, and never restarts the engine (the worker's own `NodeClient` does). Laws: L11 (each request of a router ends once, or with
+the connection), and bounded: so many routers, so many bytes that a router does not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from kvseal.core.errors import ConfigError, EngineDied, KVSealError
+from kvseal.core.events import EndedEvent, Event
+from kvseal.core.ids import RequestId
+from kvseal.core.outcome import Refused
+from kvseal.handoff.auth import NotTrusted
+from kvseal.node import messages as m
+from kvseal.node import peer_messages as p
+from kvseal.node.channel import Channel, TLSFiles, prove_to_router
+from kvseal.node.node_client import Leg, NodeClient
+
+MAX_ROUTERS = 32
+MAX_UNREAD_BYTES = 64 * 2**20
+RECEIVE_BYTES = 256 * 1024
+RECENT_S = 1.5
+"""An engine that has moved so lately counts as moving: its own client asks it every second."""
+
+_log = logging.getLogger("kvseal.worker")
+
+
+class LinkServer:
+    """Started by `listen`, ended by `close`."""
+
+    def __init__(self, node: NodeClient, secret: bytes, tls: TLSFiles | None) -> None:
+        self.port = 0
+        self._node = node
+        self._secret = secret
+        self._tls = tls
+        self._routers: set[_Router] = set()
+        self._of_handoff: dict[str, _Router] = {}
+        self._server: asyncio.Server | None = None
+        node.on_relay, node.on_lost, node.on_cache = self._relayed, self._engine_lost, self._cache_changed
+
+    async def listen(self, host: str, port: int) -> None:
+        """Raises `ConfigError` when it cannot."""
+        context = None if self._tls is None else self._tls.server()
+        try:
+            self._server = await asyncio.start_server(self._came, host, port, ssl=context)
+        except OSError as error:
+            raise ConfigError(f"--listen: cannot listen on {host}:{port} ({error.strerror or error})") from error
+        self.port = int(self._server.sockets[0].getsockname()[1])
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for router in list(self._routers):
+            router.close()
+
+    async def _came(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = writer.get_extra_info("peername")
+        try:
+            channel = await prove_to_router(reader, writer, self._secret)
+        except (NotTrusted, OSError, EOFError, TimeoutError) as error:
+            _log.warning("turned away %s: %s", peer, error or type(error).__name__)
+            writer.close()
+            return
+        if len(self._routers) >= MAX_ROUTERS or self._node.card is None:
+            writer.close()
+            return
+        router = _Router(self._node, channel, writer, self._of_handoff)
+        self._routers.add(router)
+        _log.warning("router %s is connected", peer)
+        try:
+            await router.serve(reader)
+        except (m.ProtocolBroken, OSError) as error:
+            _log.error("router %s is dropped: %s", peer, error)
+        finally:
+            self._routers.discard(router)
+            router.close()
+
+    # --- what the node says ---
+
+    def _relayed(self, node: NodeClient, message: p.Relay) -> None:
+        router = self._of_handoff.get(message.handoff)
+        if router is None or router.closed:
+            node.send(p.PeerGone(message.peer))
+        else:
+            router.send(message)
+
+    def _engine_lost(self, node: NodeClient, incarnation: str) -> None:
+        """Routers connect again, and get to know its successor."""
+        for router in list(self._routers):
+            router.close()
+
+    def _cache_changed(self, message: p.CacheChanges) -> None:
+        for router in self._routers:
+            router.send(message)
+
+
+class _Router:
+    """One router's connection."""
+
+    def __init__(self, node: NodeClient, channel: Channel, writer: asyncio.StreamWriter, of_handoff: dict[str, _Router]) -> None:
+        self.closed = False
+        self._node = node
+        self._channel = channel
+        self._writer = writer
+        self._of_handoff = of_handoff
+        self._legs: dict[RequestId, Leg] = {}
+        self._events: list[m.Tokens | m.Ended] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._steps = 0
+
+    async def serve(self, reader: asyncio.StreamReader) -> None:
+        """Until the router goes. Raises `ProtocolBroken`."""
+        self.send(m.Ready(m.PROTOCOL_VERSION, self._node.report, self._node.card))
+        if self._node.cached:
+            self.send(p.CacheChanges(b"".join(self._node.cached), b""))
+        frames = m.Frames()
+        while data := await reader.read(RECEIVE_BYTES):
+            for body in frames.feed(data):
+                self._handle(m.decode_to_engine(self._channel.opened(body)))
+
+    def send(self, message: m.FromEngine) -> None:
+        if self.closed:
+            return
+        if self._writer.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
+            _log.error("a router does not read what it is sent: it is dropped")
+            self.close()
+            return
+        self._writer.write(self._channel.closed(m.frame(message)))
+
+    def close(self) -> None:
+        """Cancels what it had open. Safe to call twice."""
+        if self.closed:
+            return
+        self.closed = True
+        self._writer.close()
+        for leg in list(self._legs.values()):
+            leg.cancel()
+        for handoff in [name for name, router in self._of_handoff.items() if router is self]:
+            del self._of_handoff[handoff]
+        for task in self._tasks:
+            task.cancel()
+
+    def _handle(self, message: m.ToEngine) -> None:
+        match message:
+            case m.Submit(request):
+                self._open(request.request_id, message)
+            case p.Prefill(request, handoff) | p.Receive(request, handoff):
+                self._of_handoff[handoff] = self
+                self._open(request.request_id, message)
+            case p.Give(handoff) | p.Take(handoff):
+                self._of_handoff[handoff] = self
+                self._node.send(message)
+            case p.Relay() | p.PeerGone():
+                self._node.send(message)
+            case p.HandoffLost(request_id) if request_id in self._legs:
+                self._node.send(message)
+            case m.Cancel(request_id) if request_id in self._legs:
+                self._node.cancel(request_id)
+            case m.Finish(request_id) if request_id in self._legs:
+                self._node.finish(request_id)
+            case m.Ping():
+                moves = self._node.last_progress_age_s < RECENT_S
+                self._steps += moves
+                self.send(m.Pong(self._steps, not moves))
+            case m.AskStats(ask):
+                task = asyncio.create_task(self._stats(ask))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            case m.Hello() | m.Drain():
+                raise m.ProtocolBroken("a router may neither configure nor stop a worker")
+
+    def _open(self, request_id: RequestId, message: m.Submit | p.Prefill | p.Receive) -> None:
+        try:
+            leg = self._node.open(request_id, message, self._told)
+        except ValueError:
+            self._told_event(EndedEvent(request_id, Refused(EngineDied("another router has a request with this id open"))))
+            return
+        if not leg.ended:
+            self._legs[request_id] = leg
+
+    def _told(self, leg: Leg, event: Event) -> None:
+        if isinstance(event, EndedEvent):
+            self._legs.pop(leg.request_id, None)
+        self._told_event(event)
+
+    def _told_event(self, event: Event) -> None:
+        """Those of one turn of the loop go together."""
+        if not self._events:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._events.append(m.pack_event(event))
+
+    def _flush(self) -> None:
+        events, self._events = self._events, []
+        self._steps += 1
+        self.send(m.Events(self._steps, tuple(events)))
+
+    async def _stats(self, ask: int) -> None:
+        try:
+            self.send(m.Stats(ask, await self._node.stats()))
+        except KVSealError:
+            return  # The engine has just died; the connection goes with it.

@@ -1,0 +1,83 @@
+"""The router's hold on a worker on another machine: a `NodeClient` whose process is somebody else's.
+
+Owns the connection and its renewal: a connection that is lost ends every leg on it at once, and is tried again after a pause that doubles.
+Never configures the worker: what it serves is what its own command line says. Laws: as `client`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from kvseal.core.clock import Clock, MonotonicClock
+from kvseal.core.config import EngineConfig
+from kvseal.core.errors import EngineDied, SetupError
+from kvseal.handoff.auth import NotTrusted
+from kvseal.node.channel import HANDSHAKE_S, TLSFiles, prove_to_worker
+from kvseal.node.client import STALL_AFTER_S
+from kvseal.node.link import Link
+from kvseal.node.node_client import NodeClient
+
+CONNECT_S = 5.0
+
+
+class RemoteNode(NodeClient):
+    """Made by `connect`."""
+
+    def __init__(self, host: str, port: int, secret: bytes, tls: TLSFiles | None, *, stall_after_s: float, clock: Clock) -> None:
+        super().__init__(EngineConfig(model=Path("remote")), module="", stall_after_s=stall_after_s, clock=clock)
+        self.address = f"{host}:{port}"
+        self._host, self._port = host, port
+        self._secret = secret
+        self._tls = tls
+
+    @classmethod
+    async def connect(
+        cls,
+        host: str,
+        port: int,
+        *,
+        secret: bytes,
+        tls: TLSFiles | None = None,
+        stall_after_s: float = STALL_AFTER_S,
+        clock: Clock | None = None,
+    ) -> RemoteNode:
+        """Waits until the worker has introduced itself. Raises `SetupError` when it cannot be reached or trusted."""
+        node = cls(host, port, secret, tls, stall_after_s=stall_after_s, clock=clock or MonotonicClock())
+        try:
+            await node._begin()
+        except EngineDied as error:
+            raise SetupError(str(error)) from error
+        return node
+
+    async def _spawn(self) -> Link:
+        """A new connection. Raises `EngineDied` when there is none to be had."""
+        try:
+            return await self._connected()
+        except NotTrusted as error:
+            raise EngineDied(f"worker {self.address} is not trusted: {error}") from error
+        except (OSError, EOFError, TimeoutError) as error:
+            raise EngineDied(f"worker {self.address} cannot be reached ({error or type(error).__name__})") from error
+
+    async def _connected(self) -> Link:
+        context = None if self._tls is None else self._tls.client()
+        opening = asyncio.open_connection(
+            self._host, self._port, ssl=context, ssl_handshake_timeout=None if context is None else HANDSHAKE_S
+        )
+        reader, writer = await asyncio.wait_for(opening, CONNECT_S)
+        try:
+            channel = await prove_to_worker(reader, writer, self._secret)
+        except BaseException:
+            writer.close()
+            raise
+        link = Link(self._handle, self._connection_lost, channel)
+        # Nothing can have come yet: the worker speaks when it has our proof, and this process has not listened since it was sent.
+        writer.transport.set_protocol(link)
+        link.connection_made(writer.transport)
+        await self._introduced(link)
+        return link
+
+    def _kill(self) -> None:
+        """A worker that hangs is dropped, not killed: its own supervisor does that."""
+        if self._link is not None:
+            self._link.close()

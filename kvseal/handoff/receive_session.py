@@ -198,6 +198,8 @@ class ReceiveSession(Session):
         )
         if any(move.source_page >= 2**31 for move in moves):
             return self._fail(Reason.PROTOCOL, "a page number is out of bounds")
+        if self._moving_since_s is None:
+            self._moving_since_s = self._now_s
         self.moves.extend(moves)
         return [Fetch(moves)]
 
@@ -210,6 +212,7 @@ class ReceiveSession(Session):
             )
         self._landed += pages
         self._heard_s = self._now_s
+        self._moving_since_s = None if self._landed == len(self.moves) else self._now_s
         return [self._say(Taken, present + self._landed), *self._fence_when_complete()]
 
     def _declared(self, manifest: Manifest) -> Actions:

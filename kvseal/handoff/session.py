@@ -229,6 +229,8 @@ class Session:
         self._deadline_s = now_s + terms.deadline_s
         self._heard_s: float | None = None
         self._spoke_s: float | None = None
+        self._moving_since_s: float | None = None
+        """Since when a page is due and none has come; None: no page is due."""
         self._spoken = 0
         self._heard = 0
 
@@ -260,6 +262,8 @@ class Session:
             return self._fail(Reason.DEADLINE, f"not complete within {self.terms.deadline_s:g} s")
         if self._heard_s is not None and self._now_s - self._heard_s >= self._patience.silence_s:
             return self._fail(Reason.SILENCE, f"nothing heard for {self._patience.silence_s:g} s")
+        if self._moving_since_s is not None and self._now_s - self._moving_since_s >= self._patience.silence_s:
+            return self._fail(Reason.SILENCE, f"the peer speaks, but no page has come for {self._patience.silence_s:g} s")
         if self._spoke_s is not None and self._now_s - self._spoke_s >= self._patience.silence_s / HEARTBEATS:
             return [self._say(Alive)]
         return []

@@ -248,3 +248,26 @@ def test_a_manifest_or_a_digest_without_its_ground_is_our_own_bug() -> None:
     with pytest.raises(LawBroken):
         s.receive_session()._whole_of(b"")
     assert s.receive_session().endpoint == b"" and s.receiver_in(ReceiveState.ASKED).endpoint == b"there"
+
+
+def test_a_peer_that_speaks_and_moves_no_page_is_silent_too() -> None:
+    session = s.receiver_in(ReceiveState.GRANTED)
+    for second in (1.0, 2.0, 3.0):
+        session.receive(m.Alive("handoff-1", s.SENDER, s.RECEIVER, m.Role.SENDER, session._heard), second)
+    session.tick(3.9)
+    assert session.open
+    session.tick(4.0)
+    assert isinstance(session.outcome, Failure) and "no page" in session.outcome.detail
+
+
+def test_pages_that_come_slowly_are_progress() -> None:
+    session = s.receiver_in(ReceiveState.GRANTED)
+    session.receive(s.numbered(MESSAGES["PagesReady"], session._heard), 1.0)
+    session.landed(1, 1, 3.0)
+    session.receive(m.Alive("handoff-1", s.SENDER, s.RECEIVER, m.Role.SENDER, session._heard), 5.0)
+    session.tick(6.9)
+    assert session.open
+    session.landed(2, 1, 6.95)
+    session.receive(m.Alive("handoff-1", s.SENDER, s.RECEIVER, m.Role.SENDER, session._heard), 8.0)
+    session.tick(9.9)
+    assert session.open, "no page is due"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from kvseal import __version__
@@ -17,10 +18,15 @@ from kvseal.core.config import (
     KV_DTYPES,
     ON_HANDOFF_FAILURE,
     PAGE_TOKENS,
+    ROLES,
     WEIGHT_FORMATS,
     EngineConfig,
     FleetConfig,
+    NodeConfig,
     ServeConfig,
+    TLSFiles,
+    WorkerConfig,
+    read_secret,
 )
 from kvseal.core.errors import ConfigError, KVSealError
 
@@ -94,6 +100,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"kvseal {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_serve(commands)
+    _add_worker(commands)
+    _add_route(commands)
     _add_run(commands)
     _add_bench(commands)
     commands.add_parser("size", help="how much KV cache a model needs, what a pool holds, whether a promised context is true")
@@ -116,6 +124,11 @@ def _add_serve(commands: Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help="directory, .gguf file, or hub id; default: the demo model, fetched once")
     _add_engine_options(parser)
     _add_fleet_options(parser)
+    _add_http_options(parser)
+    parser.set_defaults(command=_serve)
+
+
+def _add_http_options(parser: argparse.ArgumentParser) -> None:
     http = parser.add_argument_group("HTTP")
     http.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s, this machine only)")
     http.add_argument("--port", type=int, default=8000, help="port to listen on; 0 takes a free one (default: %(default)s)")
@@ -127,14 +140,50 @@ def _add_serve(commands: Commands[argparse.ArgumentParser]) -> None:
     http.add_argument("--request-timeout", type=float, metavar="SECONDS", help="deadline of every request (default: none)")
     http.add_argument("--drain-timeout", type=float, default=30.0, metavar="SECONDS", help="on SIGTERM, time for open requests to finish")
     http.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info", help="never logs content")
-    parser.set_defaults(command=_serve)
+
+
+def _add_worker(commands: Commands[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "worker", help="one node of several, for routers on other machines", description="Starts one node that a router can use."
+    )
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="directory, .gguf file, or hub id; default: the demo model, fetched once")
+    parser.add_argument("--role", choices=ROLES, required=True, help="compute prompts, or answer")
+    parser.add_argument("--listen", required=True, metavar="HOST:PORT", help="an address of this machine that router and nodes reach")
+    parser.add_argument("--name", help="what metrics and logs call it (default: role and address)")
+    _add_link_options(parser)
+    _add_engine_options(parser)
+    parser.set_defaults(command=_worker)
+
+
+def _add_route(commands: Commands[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "route", help="an OpenAI-compatible server in front of workers", description="Starts an OpenAI-compatible server over workers."
+    )
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="the workers' model; only its tokenizer is read here")
+    parser.add_argument("--workers", required=True, metavar="HOST:PORT,...", help="every worker's --listen address")
+    _add_link_options(parser)
+    _add_http_options(parser)
+    parser.set_defaults(command=_route)
+
+
+def _add_link_options(parser: argparse.ArgumentParser) -> None:
+    links = parser.add_argument_group("links")
+    links.add_argument("--secret-file", type=Path, required=True, metavar="FILE", help="the secret that router and workers share")
+    links.add_argument("--tls-certificate", type=Path, metavar="FILE", help="PEM; with the two below, all links use TLS, both ends proven")
+    links.add_argument("--tls-key", type=Path, metavar="FILE", help="PEM, the certificate's key")
+    links.add_argument("--tls-authority", type=Path, metavar="FILE", help="PEM, who must have signed the other end's certificate")
+    _add_failure_option(links)
 
 
 def _add_fleet_options(parser: argparse.ArgumentParser) -> None:
     nodes = parser.add_argument_group("several nodes")
     nodes.add_argument("--prefill", type=int, default=0, metavar="N", help="compute prompts on so many nodes of their own")
     nodes.add_argument("--decode", type=int, default=0, metavar="M", help="answer on so many nodes; each node is a process here")
-    nodes.add_argument(
+    _add_failure_option(nodes)
+
+
+def _add_failure_option(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
         "--on-handoff-failure",
         choices=ON_HANDOFF_FAILURE,
         default="recompute",
@@ -199,16 +248,23 @@ def _engine_config(options: argparse.Namespace, model: Path) -> EngineConfig:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from kvseal.node.models import model_name, resolve_model
+    from kvseal.node.models import resolve_model
     from kvseal.serve.server import run_server
 
     path = resolve_model(options.model)
-    config = ServeConfig(
-        engine=_engine_config(options, path),
-        fleet=_fleet_config(options),
+    run_server(_serve_config(options, _engine_config(options, path), _fleet_config(options)))
+    return 0
+
+
+def _serve_config(options: argparse.Namespace, engine: EngineConfig, fleet: FleetConfig | None) -> ServeConfig:
+    from kvseal.node.models import model_name
+
+    return ServeConfig(
+        engine=engine,
+        fleet=fleet,
         host=options.host,
         port=options.port,
-        served_model_name=options.served_model_name or model_name(options.model, path),
+        served_model_name=options.served_model_name or model_name(options.model, engine.model),
         api_keys=options.api_keys,
         chat_template=options.chat_template,
         strict_fields=options.strict_fields,
@@ -217,8 +273,51 @@ def _serve(options: argparse.Namespace) -> int:
         drain_timeout_s=options.drain_timeout,
         log_level=options.log_level,
     )
-    run_server(config)
+
+
+def _worker(options: argparse.Namespace) -> int:
+    from kvseal.node.channel import address_of
+    from kvseal.node.models import resolve_model
+    from kvseal.serve.worker import run_worker
+
+    host, port = address_of(options.listen, "--listen")
+    if host in ("0.0.0.0", "::"):
+        raise ConfigError(f"--listen {options.listen}: give the address that the other nodes reach; they are told it")
+    tls = _tls_files(options)
+    node = NodeConfig(
+        role=options.role,
+        name=options.name or f"{options.role}-{options.listen}",
+        secret=read_secret(options.secret_file),
+        on_failure=options.on_handoff_failure,
+        listen=host,
+        tls=tls,
+    )
+    engine = replace(_engine_config(options, resolve_model(options.model)), node=node)
+    run_worker(WorkerConfig(engine=engine, host=host, port=port, tls=tls))
     return 0
+
+
+def _route(options: argparse.Namespace) -> int:
+    from kvseal.node.models import resolve_model
+    from kvseal.serve.server import run_server
+
+    fleet = FleetConfig(
+        workers=tuple(part.strip() for part in options.workers.split(",") if part.strip()),
+        secret=read_secret(options.secret_file),
+        on_failure=options.on_handoff_failure,
+        tls=_tls_files(options),
+    )
+    run_server(_serve_config(options, EngineConfig(model=resolve_model(options.model)), fleet))
+    return 0
+
+
+def _tls_files(options: argparse.Namespace) -> TLSFiles | None:
+    files = (options.tls_certificate, options.tls_key, options.tls_authority)
+    if not any(files):
+        return None
+    if not all(files):
+        raise ConfigError("TLS needs all three of --tls-certificate, --tls-key and --tls-authority")
+    return TLSFiles(*files)
 
 
 def _fleet_config(options: argparse.Namespace) -> FleetConfig | None:

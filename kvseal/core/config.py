@@ -24,6 +24,15 @@ MIN_SECRET_BYTES = 16
 MAX_NODES = 64
 
 
+@dataclass(frozen=True, slots=True)
+class TLSFiles:
+    """This end's certificate and key, and the authority that must have signed the other end's. PEM."""
+
+    certificate: Path
+    key: Path
+    authority: Path
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
     """What makes an engine one node of several."""
@@ -38,6 +47,8 @@ class NodeConfig:
     """A peer of which nothing is heard for so long, in the middle of a hand-off, is given up."""
     listen: str | None = None
     """HOST where pages are fetched over TCP; None: shared memory, for nodes of one machine."""
+    tls: TLSFiles | None = None
+    """For the pages, where they go over TCP."""
     memory_share: float = 1.0
     """Of the machine's free memory, for a pool whose size is not given: several nodes of one machine share it."""
 
@@ -92,6 +103,20 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """One node for routers on other machines."""
+
+    engine: EngineConfig
+    """Its `node` is set."""
+    host: str
+    port: int
+    tls: TLSFiles | None = None
+    http: ServeConfig | None = None
+    """With an HTTP API of its own, for a front that speaks ``kv_transfer_params``."""
+    log_level: str = "info"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FleetConfig:
     """Several nodes behind one API: so many processes here, or workers elsewhere."""
 
@@ -102,6 +127,7 @@ class FleetConfig:
     secret: bytes | None = field(default=None, repr=False)
     """Shared with the workers. Nodes that are started here get one of their own."""
     on_failure: str = "recompute"
+    tls: TLSFiles | None = None
 
     def __post_init__(self) -> None:
         _one_of("--on-handoff-failure", self.on_failure, ON_HANDOFF_FAILURE)
@@ -143,6 +169,20 @@ class ServeConfig:
             raise ConfigError(f"--request-timeout is {self.request_timeout_s}; give seconds above 0, or leave it out for no deadline")
         if not 0 <= self.drain_timeout_s < math.inf:
             raise ConfigError(f"--drain-timeout is {self.drain_timeout_s}; give seconds, 0 for no patience at all")
+
+
+def read_secret(file: Path) -> bytes:
+    """The shared secret of a fleet: the file's content without the white space around it. Raises `ConfigError`."""
+    try:
+        secret = file.read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(f"--secret-file: {file} cannot be read ({error.strerror})") from error
+    if len(secret) < MIN_SECRET_BYTES:
+        raise ConfigError(
+            f"--secret-file: {file} holds {len(secret)} bytes and a secret needs at least {MIN_SECRET_BYTES}; make one with: "
+            "openssl rand -hex 32"
+        )
+    return secret
 
 
 def cache_dir() -> Path:

@@ -16,11 +16,12 @@ from kvseal.exec.backend import Backend
 from kvseal.handoff.node import Receiving, Sending
 from kvseal.handoff.session import Patience
 from kvseal.handoff.shm import SharedMemory
-from kvseal.handoff.tcp import TCP
+from kvseal.handoff.tcp import TCP, TLS
 from kvseal.handoff.transport import Transport
 from kvseal.kv.feed import CacheFeed
 from kvseal.kv.manager import KVManager
 from kvseal.kv.prefix_key import PrefixKeys
+from kvseal.node.channel import client_context, server_context
 from kvseal.node.engine import Computes
 from kvseal.node.node_engine import NodeEngine
 from kvseal.node.peer_messages import NodeCard
@@ -84,4 +85,5 @@ def new_transport(node: NodeConfig, backend: Backend, incarnation: str) -> Trans
     memory, arena = backend.arena.memory, backend.arena
     if node.listen is None and isinstance(arena, SharedArena) and arena.file >= 0:
         return SharedMemory(memory, arena.file, incarnation=incarnation, secret=node.secret)
-    return TCP(memory, incarnation=incarnation, secret=node.secret, host=node.listen or "127.0.0.1")
+    tls = None if node.tls is None else TLS(server_context(node.tls), client_context(node.tls))
+    return TCP(memory, incarnation=incarnation, secret=node.secret, host=node.listen or "127.0.0.1", tls=tls)

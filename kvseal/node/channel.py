@@ -12,9 +12,8 @@ import hashlib
 import hmac
 import ssl
 import struct
-from dataclasses import dataclass
-from pathlib import Path
 
+from kvseal.core.config import TLSFiles
 from kvseal.core.errors import ConfigError
 from kvseal.handoff.auth import MAC_BYTES, Dialer, Listener
 from kvseal.node.messages import ProtocolBroken
@@ -84,31 +83,25 @@ def _session_key(secret: bytes, answer: bytes, proof: bytes) -> bytes:
     return hashlib.blake2b(answer + proof, key=hashlib.sha256(secret).digest(), digest_size=32, person=b"kvseal-channel").digest()
 
 
-@dataclass(frozen=True, slots=True)
-class TLSFiles:
-    """This end's certificate and key, and the authority that must have signed the other end's."""
+def server_context(files: TLSFiles) -> ssl.SSLContext:
+    return _context(files, ssl.PROTOCOL_TLS_SERVER)
 
-    certificate: Path
-    key: Path
-    authority: Path
 
-    def server(self) -> ssl.SSLContext:
-        return self._context(ssl.PROTOCOL_TLS_SERVER)
+def client_context(files: TLSFiles) -> ssl.SSLContext:
+    return _context(files, ssl.PROTOCOL_TLS_CLIENT)
 
-    def client(self) -> ssl.SSLContext:
-        return self._context(ssl.PROTOCOL_TLS_CLIENT)
 
-    def _context(self, side: int) -> ssl.SSLContext:
-        """Both sides demand a certificate. Raises `ConfigError`."""
-        context = ssl.SSLContext(side)
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.verify_mode = ssl.CERT_REQUIRED
-        try:
-            context.load_cert_chain(self.certificate, self.key)
-            context.load_verify_locations(self.authority)
-        except (OSError, ssl.SSLError) as error:
-            raise ConfigError(f"the TLS files cannot be used ({error})") from error
-        return context
+def _context(files: TLSFiles, side: ssl._SSLMethod) -> ssl.SSLContext:
+    """Both sides demand a certificate. Raises `ConfigError`."""
+    context = ssl.SSLContext(side)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    try:
+        context.load_cert_chain(files.certificate, files.key)
+        context.load_verify_locations(files.authority)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"the TLS files cannot be used ({error})") from error
+    return context
 
 
 def address_of(text: str, flag: str) -> tuple[str, int]:

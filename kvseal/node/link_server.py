@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from kvseal.core.config import TLSFiles
 from kvseal.core.errors import ConfigError, EngineDied, KVSealError
 from kvseal.core.events import EndedEvent, Event
 from kvseal.core.ids import RequestId
@@ -17,7 +18,7 @@ from kvseal.core.outcome import Refused
 from kvseal.handoff.auth import NotTrusted
 from kvseal.node import messages as m
 from kvseal.node import peer_messages as p
-from kvseal.node.channel import Channel, TLSFiles, prove_to_router
+from kvseal.node.channel import Channel, prove_to_router, server_context
 from kvseal.node.node_client import Leg, NodeClient
 
 MAX_ROUTERS = 32
@@ -44,7 +45,7 @@ class LinkServer:
 
     async def listen(self, host: str, port: int) -> None:
         """Raises `ConfigError` when it cannot."""
-        context = None if self._tls is None else self._tls.server()
+        context = None if self._tls is None else server_context(self._tls)
         try:
             self._server = await asyncio.start_server(self._came, host, port, ssl=context)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Several nodes on this machine, started by one command, each a process of its own.
+"""Where a router's nodes come from: started on this machine by one command, each a process of its own, or workers elsewhere.
 
 Owns how the machine is divided: each node gets its share of the cores and of the free memory unless the operator says otherwise. The nodes
 share a secret that nobody else has, and pages go through shared memory.
@@ -12,7 +12,9 @@ import secrets
 from dataclasses import replace
 
 from kvseal.core.config import EngineConfig, FleetConfig, NodeConfig
+from kvseal.node.channel import address_of
 from kvseal.node.node_client import NODE_MODULE, NodeClient
+from kvseal.node.remote import RemoteNode
 from kvseal.node.router import Router
 
 SECRET_BYTES = 32
@@ -32,6 +34,24 @@ async def start_local(config: EngineConfig, fleet: FleetConfig, *, module: str =
         for result in await asyncio.gather(*starting, return_exceptions=True):
             if isinstance(result, NodeClient):
                 await result.close()
+        raise
+
+
+async def connect_workers(fleet: FleetConfig) -> Router:
+    """A router over workers that run already. Raises `SetupError` when one cannot be reached, trusted or combined with the others."""
+    secret = fleet.secret or b""
+    addresses = [address_of(worker, "--workers") for worker in fleet.workers]
+    connecting = [RemoteNode.connect(host, port, secret=secret, tls=fleet.tls) for host, port in addresses]
+    results = await asyncio.gather(*connecting, return_exceptions=True)
+    nodes = [result for result in results if isinstance(result, RemoteNode)]
+    try:
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return Router(nodes, secret=secret, on_failure=fleet.on_failure)
+    except BaseException:
+        for node in nodes:
+            await node.close()
         raise
 
 

@@ -10,10 +10,10 @@ import asyncio
 from pathlib import Path
 
 from kvseal.core.clock import Clock, MonotonicClock
-from kvseal.core.config import EngineConfig
+from kvseal.core.config import EngineConfig, TLSFiles
 from kvseal.core.errors import EngineDied, SetupError
 from kvseal.handoff.auth import NotTrusted
-from kvseal.node.channel import HANDSHAKE_S, TLSFiles, prove_to_worker
+from kvseal.node.channel import HANDSHAKE_S, client_context, prove_to_worker
 from kvseal.node.client import STALL_AFTER_S
 from kvseal.node.link import Link
 from kvseal.node.node_client import NodeClient
@@ -60,7 +60,7 @@ class RemoteNode(NodeClient):
             raise EngineDied(f"worker {self.address} cannot be reached ({error or type(error).__name__})") from error
 
     async def _connected(self) -> Link:
-        context = None if self._tls is None else self._tls.client()
+        context = None if self._tls is None else client_context(self._tls)
         opening = asyncio.open_connection(
             self._host, self._port, ssl=context, ssl_handshake_timeout=None if context is None else HANDSHAKE_S
         )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import signal
 import socket
@@ -25,18 +24,20 @@ except ImportError:
     uvloop = None
 
 from kvseal.core.config import ServeConfig
-from kvseal.core.errors import ConfigError, EngineDied, KVSealError, PortInUse, SetupError
+from kvseal.core.errors import ConfigError, EngineDied, KVSealError
 from kvseal.core.events import EndedEvent
 from kvseal.core.ids import RequestId
 from kvseal.core.outcome import Completed
 from kvseal.core.request import Request, SamplingParams
-from kvseal.node.client import ENGINE_MODULE, EngineClient
-from kvseal.node.local import start_local
+from kvseal.node.client import EngineClient
+from kvseal.node.local import connect_workers, start_local
 from kvseal.node.node_client import NODE_MODULE
 from kvseal.node.report import StartReport
 from kvseal.node.router import Router
+from kvseal.node.spawn import ENGINE_MODULE, SpawnedEngine
 from kvseal.serve.app import Deps, build_app
 from kvseal.serve.auth import KeyRing, Scopes
+from kvseal.serve.boot import listen
 from kvseal.serve.chat_template import ChatTemplate
 from kvseal.serve.connection import BoundedConnection
 from kvseal.serve.gate import new_id
@@ -49,23 +50,31 @@ from kvseal.serve.tokenizer_files import load_tokenizer
 WARM_UP_TIMEOUT_S = 60.0
 MAX_HEADER_BYTES = 64 * 1024
 KEEP_ALIVE_S = 75
-LISTEN_BACKLOG = 2048
 _log = logging.getLogger("kvseal.server")
 
 
-def run_server(config: ServeConfig, *, engine_module: str | None = None) -> None:
-    """Serves until told to stop. Raises `SetupError` when it cannot start as asked."""
+def run_server(
+    config: ServeConfig,
+    *,
+    engine_module: str | None = None,
+    listener: socket.socket | None = None,
+    spawned: SpawnedEngine | None = None,
+) -> None:
+    """Serves until told to stop. Raises `SetupError` when it cannot start as asked.
+
+    `listener`, `spawned`: the port and the engine process when they are there already (see `boot`).
+    """
     logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     new_loop = uvloop.new_event_loop if uvloop is not None else None
-    with _listen(config.host, config.port) as listener, asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(_serve(config, listener, engine_module))
+    with listener or listen(config.host, config.port) as listening, asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(_serve(config, listening, engine_module, spawned))
 
 
-async def _serve(config: ServeConfig, listener: socket.socket, engine_module: str | None) -> None:
+async def _serve(config: ServeConfig, listener: socket.socket, engine_module: str | None, spawned: SpawnedEngine | None) -> None:
     started_s = time.monotonic()
     keys = KeyRing(config.api_keys)
     own_template = _own_template(config)
-    tokenizer, engine = await _load(config, engine_module)
+    tokenizer, engine = await _load(config, engine_module, spawned)
     try:
         model = _model(config, tokenizer, own_template, engine.report)
         scopes = Scopes(bytes.fromhex(engine.report.kv_format))
@@ -93,11 +102,11 @@ async def _serve(config: ServeConfig, listener: socket.socket, engine_module: st
         await engine.close()
 
 
-async def _load(config: ServeConfig, engine_module: str | None) -> tuple[Tokenizer, EngineClient | Router]:
+async def _load(config: ServeConfig, engine_module: str | None, spawned: SpawnedEngine | None) -> tuple[Tokenizer, EngineClient | Router]:
     """The tokenizer is read here while the engine process reads the weights."""
     reading = asyncio.create_task(asyncio.to_thread(load_tokenizer, config.engine.model))
     try:
-        engine = await _start(config, engine_module)
+        engine = await _start(config, engine_module, spawned)
     except BaseException:
         await asyncio.gather(reading, return_exceptions=True)
         raise
@@ -108,9 +117,11 @@ async def _load(config: ServeConfig, engine_module: str | None) -> tuple[Tokeniz
         raise
 
 
-async def _start(config: ServeConfig, engine_module: str | None) -> EngineClient | Router:
+async def _start(config: ServeConfig, engine_module: str | None, spawned: SpawnedEngine | None) -> EngineClient | Router:
     if config.fleet is None:
-        return await EngineClient.start(config.engine, module=engine_module or ENGINE_MODULE)
+        return await EngineClient.start(config.engine, module=engine_module or ENGINE_MODULE, spawned=spawned)
+    if config.fleet.workers:
+        return await connect_workers(config.fleet)
     return await start_local(config.engine, config.fleet, module=engine_module or NODE_MODULE)
 
 
@@ -151,31 +162,6 @@ async def _warm_up(engine: EngineClient | Router, scopes: Scopes) -> None:
         await asyncio.wait_for(run(), WARM_UP_TIMEOUT_S)
     except TimeoutError:
         raise EngineDied(f"the engine computed no token within {WARM_UP_TIMEOUT_S:.0f} s of its start") from None
-
-
-# --- listening ---------------------------------------------------------------------------------------------
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """A bound socket; connections wait in its line until the server is ready."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    except OSError as error:
-        raise ConfigError(f"--host is {host!r}, which is no address of this machine ({error.strerror or error})") from error
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(LISTEN_BACKLOG)
-        listener.setblocking(False)
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            raise PortInUse(
-                f"port {port} on {host} is in use by another program; choose another with --port, or --port 0 for any"
-            ) from error
-        raise SetupError(f"cannot listen on {host}, port {port}: {error.strerror or error}") from error
-    return listener
 
 
 def _http_server(deps: Deps) -> uvicorn.Server:

@@ -14,6 +14,7 @@ read: the parent reads always, so this happens only when the parent itself hangs
 from __future__ import annotations
 
 import logging
+import os
 import select
 import signal
 import socket
@@ -70,6 +71,9 @@ class EngineDoor(Protocol):
     def stats(self) -> EngineStats: ...
 
     def close(self) -> None: ...
+
+
+LoopMaker = Callable[[socket.socket, EngineDoor, socket.socket], "EngineLoop"]
 
 
 class Gone(Exception):
@@ -190,7 +194,7 @@ class EngineLoop:
             raise Gone from None
 
 
-def serve(sock: socket.socket, build: Callable[[EngineConfig], EngineDoor], loop_class: type[EngineLoop] = EngineLoop) -> int:
+def serve(sock: socket.socket, build: Callable[[EngineConfig], EngineDoor], make_loop: LoopMaker | None = None) -> int:
     """Says hello, builds the engine, runs it. Returns the process's exit status."""
     wake_reader, wake_writer = socket.socketpair()
     wake_writer.setblocking(False)
@@ -211,16 +215,26 @@ def serve(sock: socket.socket, build: Callable[[EngineConfig], EngineDoor], loop
         return 0
     try:
         sock.sendall(m.frame(m.Ready(m.PROTOCOL_VERSION, engine.report, engine.card)))
-        loop = loop_class(sock, engine, wake_reader)
+        loop = (make_loop or EngineLoop)(sock, engine, wake_reader)
         signal.signal(signal.SIGTERM, lambda _number, _frame: loop.drain())
         if terminated:
             loop.drain()
+        stay_on_first_core(engine.report.threads)
         loop.run()
     except (Gone, ConnectionError):
         pass
     finally:
         engine.close()
     return 0
+
+
+def stay_on_first_core(threads: int) -> None:
+    """The kernels' workers stay on a core each when there is one per core (native/threads.h); the first is the calling thread's."""
+    if sys.platform != "linux":
+        return
+    cores = sorted(os.sched_getaffinity(0))
+    if threads == len(cores) > 1:
+        os.sched_setaffinity(0, cores[:1])
 
 
 def _log_failure(request_id: RequestId, error: BrokenSeal | Unavailable) -> None:
@@ -247,12 +261,12 @@ def _hello(sock: socket.socket) -> EngineConfig:
             return message.config
 
 
-def run(argv: list[str], build: Callable[[EngineConfig], EngineDoor], loop_class: type[EngineLoop] = EngineLoop) -> int:
+def run(argv: list[str], build: Callable[[EngineConfig], EngineDoor], make_loop: LoopMaker | None = None) -> int:
     """`serve` with the catch-all around it. Logs types, laws and places; never an unknown exception's text, which may hold content."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     sock = socket.socket(fileno=int(argv[1]))
     try:
-        return serve(sock, build, loop_class)
+        return serve(sock, build, make_loop)
     except (LawBroken, m.ProtocolBroken) as error:
         _log.critical("engine stops: %s: %s", type(error).__name__, error)
     except Exception as error:  # noqa: BLE001 - the engine loop's one catch-all: see the module's docstring

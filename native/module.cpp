@@ -3,7 +3,7 @@
 // Owns argument checks and lifetimes; computes nothing. Every array is checked for type, order and shape before a pointer leaves here;
 // what does not fit raises ValueError or TypeError; an array that is written is never converted. The GIL is released while kernels run.
 #include "bindings.h"
-#include "sampler.h"
+#include "stepper.h"
 
 using namespace kvseal;
 using namespace kvseal::binding;
@@ -281,6 +281,10 @@ NB_MODULE(_native, m) {
         .def("seal_digests", &seal_digests, nb::arg("pages"), nb::arg("folds").noconvert())
         .def_prop_ro("instruction_set", [](const NativeDecoder& d) { return std::string(d.get().kernels().name); })
         .def_prop_ro("threads", [](const NativeDecoder& d) { return d.get().threads(); })
+        .def("stepper", [](NativeDecoder& d, int page_tokens, nb::object native_of, nb::object point_of) {
+                require(page_tokens == d.get().kv().page_tokens, "page_tokens is not the arena's");
+                return std::make_unique<Stepper>(*d.decoder, page_tokens, std::move(native_of), std::move(point_of));
+            }, nb::arg("page_tokens"), nb::arg("native_of"), nb::arg("point_of"), nb::keep_alive<0, 1>())
         .def("sampler", [](NativeDecoder& d) { return Sampler(d.decoder->team(), d.get().kernels(), d.get().numbers().vocab_size); }, nb::keep_alive<0, 1>());
 
     add_kernels(m);

@@ -1,8 +1,8 @@
-// The Python face of the sampler: kvseal._native.Sampling, what a request asks for, and kvseal._native.Sampler.
+// The Python face of kvseal._native.Sampling (what a request asks for), Sampler and Stepper.
 //
 // Owns argument checks: every id is compared with the vocabulary before a row is touched. The GIL is released while rows are drawn.
 #include "bindings.h"
-#include "sampler.h"
+#include "stepper.h"
 
 namespace kvseal {
 namespace binding {
@@ -36,43 +36,6 @@ Sampling make_sampling(double temperature, int64_t top_k, double top_p, double m
     return s;
 }
 
-// Ids of one request's history, locked against resizing while they are read.
-class History {
-  public:
-    explicit History(nb::handle array) {
-        if (PyObject_GetBuffer(array.ptr(), &view_, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) throw nb::python_error();
-        const bool words = view_.itemsize == 4 && view_.format != nullptr && view_.format[0] == 'I';
-        if (!words) PyBuffer_Release(&view_);
-        require(words, "a history is an array of typecode 'I'");
-    }
-    ~History() {
-        if (view_.obj != nullptr) PyBuffer_Release(&view_);
-    }
-    History(History&& other) noexcept : view_(other.view_) { other.view_.obj = nullptr; }
-    History(const History&) = delete;
-    History& operator=(const History&) = delete;
-
-    const uint32_t* ids() const { return static_cast<const uint32_t*>(view_.buf); }
-    int64_t size() const { return view_.len / 4; }
-
-  private:
-    Py_buffer view_{};
-};
-
-void require_known(const Sampling& s, int64_t vocab) {
-    const auto known = [vocab](int32_t id) { return id >= 0 && id < vocab; };
-    for (const auto& entry : s.bias) require(known(entry.first), "a biased id is outside the vocabulary");
-    for (int32_t id : s.allowed_ids) require(known(id), "an allowed id is outside the vocabulary");
-    for (int32_t id : s.stop_ids) require(known(id), "a stop id is outside the vocabulary");
-}
-
-nb::object as_python(const Logprobs& found) {
-    if (!found.finite) return nb::none();
-    nb::list top;
-    for (const auto& [id, logprob] : found.top) top.append(nb::make_tuple(id, logprob));
-    return nb::make_tuple(found.token, nb::tuple(top));
-}
-
 void require_rows(const Sampler& self, const In<float, 2>& logits, size_t rows) {
     require(logits.shape(0) == rows && static_cast<int64_t>(logits.shape(1)) == self.vocab(), "logits have the wrong shape");
 }
@@ -99,7 +62,7 @@ nb::list draw(Sampler& self, In<float, 2> logits, nb::list asks) {
         histories.emplace_back(ask[1]);
         one.history = histories.back().ids();
         one.history_tokens = histories.back().size();
-        for (int64_t t = 0; t < one.history_tokens; ++t) require(one.history[t] < static_cast<uint64_t>(self.vocab()), "a history holds an id outside the vocabulary");
+        histories.back().require_below(self.vocab());
     }
     std::vector<Drawn> drawn;
     {
@@ -107,10 +70,7 @@ nb::list draw(Sampler& self, In<float, 2> logits, nb::list asks) {
         self.draw(logits.data(), draws, drawn);
     }
     nb::list out;
-    for (size_t i = 0; i < rows; ++i) {
-        if (draws[i].how->logprobs < 0 || drawn[i].token < 0) out.append(nb::int_(drawn[i].token));
-        else out.append(nb::make_tuple(drawn[i].token, as_python(drawn[i].logprobs)));
-    }
+    for (size_t i = 0; i < rows; ++i) out.append(as_python(*draws[i].how, drawn[i]));
     return out;
 }
 
@@ -168,6 +128,7 @@ void add_sampling(nb::module_& m) {
         .def("draw", &draw, nb::arg("logits"), nb::arg("asks"))
         .def("greedy", &greedy, nb::arg("logits"))
         .def("logprobs", &logprobs, nb::arg("logits"), nb::arg("tokens"), nb::arg("top"));
+    nb::class_<Stepper>(m, "Stepper").def("decode", &Stepper::decode, nb::arg("rows"), nb::arg("ledger_nonces"));
 }
 
 }  // namespace binding

@@ -50,7 +50,7 @@ class Runner:
         for index, row in enumerate(rows):
             found = broken.get(index)
             if found is not None:
-                results.append(RowResult(row.request_id, broken=_broken_seal(found)))
+                results.append(RowResult(row.request_id, broken=broken_seal(found)))
             else:
                 prompt = self._prompt_logprobs(row, output.hidden, place) if wanted[index] > 1 or not row.samples else ()
                 results.append(_result(row, chosen.get(index), prompt, digests.get(index, ())))
@@ -149,5 +149,6 @@ def _result(row: Row, chosen: _Chosen | None, prompt: tuple[TokenLogprobs, ...] 
     return _new_tuple(RowResult, (row.request_id, token, logprobs, prompt, digests, None, None))
 
 
-def _broken_seal(found: RowBreak) -> BrokenSeal:
+def broken_seal(found: RowBreak) -> BrokenSeal:
+    """The error that a row ends with."""
     return BrokenSeal(found.check.law, page=found.page, ordinal=found.ordinal, layer=found.layer, check=found.check.name.lower())

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
+from typing import Protocol
 
 from kvseal.core.config import TLSFiles
 from kvseal.core.errors import ConfigError, EngineDied, KVSealError
@@ -23,11 +25,22 @@ from kvseal.node.node_client import Leg, NodeClient
 
 MAX_ROUTERS = 32
 MAX_UNREAD_BYTES = 64 * 2**20
+MAX_CARRIED = 4096
+"""Hand-offs whose other end is remembered; older ones have long ended."""
 RECEIVE_BYTES = 256 * 1024
 RECENT_S = 1.5
 """An engine that has moved so lately counts as moving: its own client asks it every second."""
 
 _log = logging.getLogger("kvseal.worker")
+
+
+class Carrier(Protocol):
+    """Who takes what the node says about a hand-off to the other node."""
+
+    @property
+    def closed(self) -> bool: ...
+
+    def send(self, message: m.FromEngine) -> None: ...
 
 
 class LinkServer:
@@ -39,7 +52,7 @@ class LinkServer:
         self._secret = secret
         self._tls = tls
         self._routers: set[_Router] = set()
-        self._of_handoff: dict[str, _Router] = {}
+        self._of_handoff: dict[str, Carrier] = {}
         self._server: asyncio.Server | None = None
         node.on_relay, node.on_lost, node.on_cache = self._relayed, self._engine_lost, self._cache_changed
 
@@ -51,6 +64,12 @@ class LinkServer:
         except OSError as error:
             raise ConfigError(f"--listen: cannot listen on {host}:{port} ({error.strerror or error})") from error
         self.port = int(self._server.sockets[0].getsockname()[1])
+
+    def carry(self, handoff: str, carrier: Carrier) -> None:
+        """What the node says about this hand-off goes there."""
+        if len(self._of_handoff) >= MAX_CARRIED:
+            del self._of_handoff[next(iter(self._of_handoff))]
+        self._of_handoff[handoff] = carrier
 
     async def close(self) -> None:
         if self._server is not None:
@@ -69,7 +88,7 @@ class LinkServer:
         if len(self._routers) >= MAX_ROUTERS or self._node.card is None:
             writer.close()
             return
-        router = _Router(self._node, channel, writer, self._of_handoff)
+        router = _Router(self._node, channel, writer, self.carry)
         self._routers.add(router)
         _log.warning("router %s is connected", peer)
         try:
@@ -83,11 +102,11 @@ class LinkServer:
     # --- what the node says ---
 
     def _relayed(self, node: NodeClient, message: p.Relay) -> None:
-        router = self._of_handoff.get(message.handoff)
-        if router is None or router.closed:
+        carrier = self._of_handoff.get(message.handoff)
+        if carrier is None or carrier.closed:
             node.send(p.PeerGone(message.peer))
         else:
-            router.send(message)
+            carrier.send(message)
 
     def _engine_lost(self, node: NodeClient, incarnation: str) -> None:
         """Routers connect again, and get to know its successor."""
@@ -102,14 +121,14 @@ class LinkServer:
 class _Router:
     """One router's connection."""
 
-    def __init__(self, node: NodeClient, channel: Channel, writer: asyncio.StreamWriter, of_handoff: dict[str, _Router]) -> None:
+    def __init__(self, node: NodeClient, channel: Channel, writer: asyncio.StreamWriter, carry: Callable[[str, Carrier], None]) -> None:
         self.closed = False
         self._node = node
         self._channel = channel
         self._writer = writer
-        self._of_handoff = of_handoff
+        self._carry = carry
         self._legs: dict[RequestId, Leg] = {}
-        self._events: list[m.Tokens | m.Ended] = []
+        self._events: list[Event] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._steps = 0
 
@@ -140,8 +159,6 @@ class _Router:
         self._writer.close()
         for leg in list(self._legs.values()):
             leg.cancel()
-        for handoff in [name for name, router in self._of_handoff.items() if router is self]:
-            del self._of_handoff[handoff]
         for task in self._tasks:
             task.cancel()
 
@@ -150,10 +167,10 @@ class _Router:
             case m.Submit(request):
                 self._open(request.request_id, message)
             case p.Prefill(request, handoff) | p.Receive(request, handoff):
-                self._of_handoff[handoff] = self
+                self._carry(handoff, self)
                 self._open(request.request_id, message)
             case p.Give(handoff) | p.Take(handoff):
-                self._of_handoff[handoff] = self
+                self._carry(handoff, self)
                 self._node.send(message)
             case p.Relay() | p.PeerGone():
                 self._node.send(message)
@@ -192,12 +209,12 @@ class _Router:
         """Those of one turn of the loop go together."""
         if not self._events:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._events.append(m.pack_event(event))
+        self._events.append(event)
 
     def _flush(self) -> None:
         events, self._events = self._events, []
         self._steps += 1
-        self.send(m.Events(self._steps, tuple(events)))
+        self.send(m.pack_events(self._steps, events))
 
     async def _stats(self, ask: int) -> None:
         try:

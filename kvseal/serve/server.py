@@ -18,11 +18,6 @@ from collections.abc import Iterator
 
 import uvicorn
 
-try:
-    import uvloop  # A third of the CPU time of a streamed token; not made for every platform.
-except ImportError:
-    uvloop = None
-
 from kvseal.core.config import ServeConfig
 from kvseal.core.errors import ConfigError, EngineDied, KVSealError
 from kvseal.core.events import EndedEvent
@@ -65,9 +60,16 @@ def run_server(
     `listener`, `spawned`: the port and the engine process when they are there already (see `boot`).
     """
     logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    new_loop = uvloop.new_event_loop if uvloop is not None else None
-    with listener or listen(config.host, config.port) as listening, asyncio.Runner(loop_factory=new_loop) as runner:
+    with listener or listen(config.host, config.port) as listening, asyncio.Runner(loop_factory=_new_loop) as runner:
         runner.run(_serve(config, listening, engine_module, spawned))
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop  # Half of what a wake-up costs, and a streamed token is little else; not made for every platform.
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
 
 
 async def _serve(config: ServeConfig, listener: socket.socket, engine_module: str | None, spawned: SpawnedEngine | None) -> None:

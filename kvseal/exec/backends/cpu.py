@@ -17,7 +17,7 @@ from kvseal import _native
 from kvseal.core.errors import LawBroken, ModelUnsupported, PoolTooSmall
 from kvseal.core.laws import Law
 from kvseal.exec.backend import Float32, Int32, RowBreak, SealCheck, StepArrays, StepOutput
-from kvseal.exec.backends.cpu_sampling import NativeSampler
+from kvseal.exec.backends.cpu_sampling import NativeSampler, native_sampling, point_of
 from kvseal.exec.packed import pack_model, vector
 from kvseal.exec.spec import ModelSpec
 from kvseal.exec.weights.packed_cache import PackedCache
@@ -149,6 +149,10 @@ class CPUBackend:
             hidden=hidden,
         )
         return StepOutput(hidden, row_breaks(breaks))
+
+    def stepper(self) -> _native.Stepper:
+        """Whole steps in which everybody decodes; never beside one of the calls here."""
+        return self._decoder.stepper(self.geometry.page_tokens, native_sampling, point_of)
 
     def sampler(self) -> NativeSampler:
         """Draws on the decoder's threads, so never beside one of the calls here."""

@@ -16,6 +16,9 @@ from kvseal.core.ids import RequestId
 from kvseal.core.request import SamplingParams
 from kvseal.exec.sampler import NOT_FINITE, RULED_OUT, Float32, Sampled, is_plain_greedy, uniform
 
+Drawn = int | tuple[int, tuple[float, tuple[tuple[int, float], ...]] | None]
+"""A token, or why there is none (negative), or a token and its logprobs."""
+
 
 class NativeSampler:
     def __init__(self, native: _native.Sampler) -> None:
@@ -26,10 +29,10 @@ class NativeSampler:
     def choose(self, logits: Float32, rows: Sequence[Row]) -> Sequence[int | Sampled | SamplingFailed]:
         if all(_is_plain(row) for row in rows):
             tokens = self._native.greedy(logits)
-            return tokens if min(tokens) >= 0 else [_answer(token) for token in tokens]
+            return tokens if min(tokens) >= 0 else [answer_of(token) for token in tokens]
         if len(self._known) > 2 * len(rows) + 64:
             self._known = {row.request_id: self._known[row.request_id] for row in rows if row.request_id in self._known}
-        return [_answer(drawn) for drawn in self._native.draw(logits, [self._ask(row) for row in rows])]
+        return [answer_of(drawn) for drawn in self._native.draw(logits, [self._ask(row) for row in rows])]
 
     def logprobs(self, logits: Float32, tokens: Sequence[int], top: int) -> list[TokenLogprobs | SamplingFailed]:
         found = self._native.logprobs(logits, list(tokens), top)
@@ -43,8 +46,13 @@ class NativeSampler:
         if known is None or known[0] is not params:
             known = self._known[row.request_id] = params, native_sampling(params)
         index = row.end - row.prompt_tokens
-        point = uniform(params.seed, index) if params.temperature > 0 else 0.0
+        point = point_of(params, index) if params.temperature > 0 else 0.0
         return known[1], _history(row), row.prompt_tokens, index, point
+
+
+def point_of(params: SamplingParams, output_index: int) -> float:
+    """Where in the distribution the draw of this output token falls."""
+    return uniform(params.seed, output_index)
 
 
 def native_sampling(params: SamplingParams) -> _native.Sampling:
@@ -79,7 +87,8 @@ def _history(row: Row) -> array[int] | None:
     return history if isinstance(history, array) and history.typecode == "I" else array("I", history)
 
 
-def _answer(drawn: int | tuple[int, tuple[float, tuple[tuple[int, float], ...]] | None]) -> int | Sampled | SamplingFailed:
+def answer_of(drawn: Drawn) -> int | Sampled | SamplingFailed:
+    """What native code says of a row, in the runner's words."""
     if isinstance(drawn, int):
         if drawn >= 0:
             return drawn

@@ -150,6 +150,7 @@ def _add_worker(commands: Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument("--role", choices=ROLES, required=True, help="compute prompts, or answer")
     parser.add_argument("--listen", required=True, metavar="HOST:PORT", help="an address of this machine that router and nodes reach")
     parser.add_argument("--name", help="what metrics and logs call it (default: role and address)")
+    parser.add_argument("--http", metavar="HOST:PORT", help="also an HTTP API, for a front that speaks kv_transfer_params")
     _add_link_options(parser)
     _add_engine_options(parser)
     parser.set_defaults(command=_worker)
@@ -277,7 +278,7 @@ def _serve_config(options: argparse.Namespace, engine: EngineConfig, fleet: Flee
 
 def _worker(options: argparse.Namespace) -> int:
     from kvseal.node.channel import address_of
-    from kvseal.node.models import resolve_model
+    from kvseal.node.models import model_name, resolve_model
     from kvseal.serve.worker import run_worker
 
     host, port = address_of(options.listen, "--listen")
@@ -293,7 +294,12 @@ def _worker(options: argparse.Namespace) -> int:
         tls=tls,
     )
     engine = replace(_engine_config(options, resolve_model(options.model)), node=node)
-    run_worker(WorkerConfig(engine=engine, host=host, port=port, tls=tls))
+    http = None
+    if options.http:
+        http_host, http_port = address_of(options.http, "--http")
+        name = model_name(options.model, engine.model)
+        http = ServeConfig(engine=engine, host=http_host, port=http_port, served_model_name=name)
+    run_worker(WorkerConfig(engine=engine, host=host, port=port, tls=tls, http=http))
     return 0
 
 

@@ -100,7 +100,9 @@ def _first_token(process: subprocess.Popen[bytes], port: int, deadline_s: float)
                 return
         except ConnectionRefusedError:
             time.sleep(POLL_S)
-    raise EngineDied(f"no token from the server (exit status {process.poll()})")
+    process.kill()
+    said = process.communicate()[1].decode(errors="replace").strip().splitlines()
+    raise EngineDied(f"no token from the server; it said last: {said[-1] if said else 'nothing'}")
 
 
 def _pool_kib(port: int) -> int:
@@ -152,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     starts: dict[str, list[Start]] = {}
     for repeat in range(options.repeats + 1):
         for tree in trees:
-            start = measure(tree, options.serve)
+            start = measure(tree, [word for word in options.serve if word != "--"])
             if repeat:
                 starts.setdefault(str(tree), []).append(start)
     for tree_name, found in starts.items():

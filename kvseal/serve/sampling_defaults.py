@@ -15,7 +15,7 @@ from typing import Any
 
 from kvseal.core.errors import ConfigError, InvalidRequest
 from kvseal.core.request import SamplingParams
-from kvseal.exec.weights.gguf import read_gguf
+from kvseal.exec.weights.gguf_header import read_header
 
 FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _GGUF_NAMES = {"temperature": "temp", "repetition_penalty": "penalty_repeat"}
@@ -61,7 +61,7 @@ def _from_directory(directory: Path) -> Mapping[str, Any]:
 
 
 def _from_gguf(file: Path) -> Mapping[str, Any]:
-    metadata = read_gguf(file).metadata
+    metadata = read_header(file).metadata
     own = {name: metadata.get(f"general.sampling.{_GGUF_NAMES.get(name, name)}") for name in FIELDS}
     own = {name: value for name, value in own.items() if value is not None}
     return own or _CARDS.get(str(metadata.get("general.basename", "")).lower(), {})

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -65,12 +65,13 @@ class Tokenizer:
     @cached_property
     def token_bytes(self) -> tuple[bytes, ...]:
         """[vocab_size] what each token adds to the text. Special tokens are their own text here."""
-        added = {id_: token.content.encode() for id_, token in self.core.get_added_tokens_decoder().items()}
-        to_bytes = _byte_level_bytes if self.byte_level else _spm_bytes
         vocab = self.core.get_vocab(with_added_tokens=True)
         table = [b""] * (max(vocab.values(), default=-1) + 1)
-        for piece, id_ in vocab.items():
-            table[id_] = added[id_] if id_ in added else to_bytes(piece)
+        pieces = _byte_level_bytes(vocab) if self.byte_level else map(_spm_bytes, vocab)
+        for id_, piece in zip(vocab.values(), pieces, strict=True):
+            table[id_] = piece
+        for id_, token in self.core.get_added_tokens_decoder().items():
+            table[id_] = token.content.encode()
         return tuple(table)
 
     def prepare(self) -> None:
@@ -168,11 +169,16 @@ def check_text(text: str, param: str) -> str:
     return text
 
 
-def _byte_level_bytes(piece: str) -> bytes:
-    try:
-        return bytes(_BYTE_OF_CHAR[char] for char in piece)
-    except KeyError:
-        return piece.encode()
+def _byte_level_bytes(pieces: Collection[str]) -> Iterator[bytes]:
+    """A character for each byte; a piece with any other character stands for its own text. All are translated in one pass."""
+    texts = "\n".join(pieces).translate(_BYTE_OF_CHAR).split(_BETWEEN)
+    if len(texts) != len(pieces):  # Some added token holds a line break of its own.
+        texts = [piece.translate(_BYTE_OF_CHAR) for piece in pieces]
+    for piece, text in zip(pieces, texts, strict=True):
+        try:
+            yield text.encode("latin-1")
+        except UnicodeEncodeError:
+            yield piece.encode()
 
 
 def _spm_bytes(piece: str) -> bytes:
@@ -181,13 +187,17 @@ def _spm_bytes(piece: str) -> bytes:
     return piece.replace(_SPM_SPACE, " ").encode()
 
 
-def _gpt2_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins for the 256 bytes: printable Latin-1 stands for itself, the others follow from U+0100."""
+def _gpt2_alphabet() -> dict[int, str]:
+    """GPT-2's printable stand-ins for the 256 bytes: printable Latin-1 stands for itself, the others follow from U+0100.
+
+    For `str.translate`: to the character of that byte, and every other Latin-1 character to one that is no byte.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+    return dict.fromkeys(others, _NO_BYTE) | {0x100 + i: chr(byte) for i, byte in enumerate(others)} | {ord("\n"): _BETWEEN}
 
 
+_BETWEEN, _NO_BYTE = "\uffff", "\ufffe"
 _BYTE_OF_CHAR = _gpt2_alphabet()
 
 

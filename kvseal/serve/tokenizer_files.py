@@ -10,12 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, processors
 
 from kvseal.core.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
-from kvseal.exec.weights.gguf import StringArray, read_gguf
+from kvseal.exec.weights.gguf_header import NumberArray, StringArray, read_header
 from kvseal.serve.pretokenizers import cut_rule, pre_tokenizer
 from kvseal.serve.tokenizer import Tokenizer, is_byte_level
 
@@ -120,7 +119,7 @@ def _mark_special(core: tokenizers.Tokenizer, texts: Any) -> None:
 
 
 def _from_gguf(file: Path) -> Tokenizer:
-    metadata = read_gguf(file).metadata
+    metadata = read_header(file).metadata
     own = {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}
     return from_gguf_metadata({key: value.decode() if isinstance(value, StringArray) else value for key, value in own.items()})
 
@@ -215,8 +214,8 @@ def _sentencepiece(metadata: Mapping[str, Any], pieces: Sequence[str], types: Se
 
 
 def _numbers(values: Any) -> list[Any] | None:
-    """A GGUF array as a list, whether it came as one or as a NumPy array."""
-    return None if values is None else np.asarray(values).tolist()
+    """A GGUF array as a list, whether it came as one or as it stands in a header."""
+    return values.tolist() if isinstance(values, NumberArray) else None if values is None else list(values)
 
 
 def _added(text: str, *, special: bool) -> AddedToken:

@@ -15,7 +15,7 @@ from kvseal.exec.families.fields import MAX_HEAD_DIM, MAX_LAYERS, Fields
 from kvseal.exec.families.rope import Float64, linear, longrope, longrope_magnitude, plain_frequencies, spec_of, yarn, yarn_magnitude
 from kvseal.exec.spec import ModelSpec, RopeSpec
 from kvseal.exec.weights.checkpoint import TensorTaker
-from kvseal.exec.weights.gguf import StringArray
+from kvseal.exec.weights.gguf_header import StringArray
 
 
 @dataclass(frozen=True, slots=True)

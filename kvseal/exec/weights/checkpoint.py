@@ -13,7 +13,8 @@ import numpy as np
 
 from kvseal.core.errors import ModelCorrupt, ModelUnsupported
 from kvseal.exec.weights.quants import BLOCK_SHAPES, Float32
-from kvseal.exec.weights.types import SourceFile, TensorSource
+from kvseal.exec.weights.source_file import SourceFile
+from kvseal.exec.weights.types import TensorSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,11 @@
-"""GGUF files, versions 2 and 3, read in place.
+"""GGUF files, versions 2 and 3, read in place: every tensor of a header placed in the mapped file.
 
-Owns the container format: header, metadata, tensor table. Every length is checked against the file before it is used; a file that lies
-is `ModelCorrupt` and the message says where. Never reads a tensor's payload and decodes string arrays (the vocabulary) only when asked.
+Owns the stored types and the check that every tensor lies in the file and over no other. Never reads a tensor's payload.
 Format: the GGUF specification of the ggml project (docs/gguf.md).
 """
 
 from __future__ import annotations
 
-import mmap
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,66 +14,18 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from kvseal.core.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
+from kvseal.core.errors import ModelCorrupt
 from kvseal.exec.weights.checkpoint import Checkpoint
+from kvseal.exec.weights.gguf_header import GGUFHeader, NumberArray, Scalar, StringArray, read_header
 from kvseal.exec.weights.quants import BLOCK_SHAPES
-from kvseal.exec.weights.types import SourceFile, TensorSource
+from kvseal.exec.weights.types import TensorSource
 
-MAGIC = b"GGUF"
-MAX_NAME_BYTES = 65535
-MAX_DIMENSIONS = 4
-DEFAULT_ALIGNMENT = 32
-
-_STRING, _ARRAY, _BOOL = 8, 9, 7
-_SCALARS: dict[int, tuple[str, str]] = {
-    0: ("<B", "<u1"),
-    1: ("<b", "<i1"),
-    2: ("<H", "<u2"),
-    3: ("<h", "<i2"),
-    4: ("<I", "<u4"),
-    5: ("<i", "<i4"),
-    6: ("<f", "<f4"),
-    7: ("<B", "<u1"),
-    10: ("<Q", "<u8"),
-    11: ("<q", "<i8"),
-    12: ("<d", "<f8"),
-}
 _TENSOR_TYPES: dict[int, str] = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K",
     13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S",
     22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 30: "BF16", 34: "TQ1_0",
     35: "TQ2_0", 39: "MXFP4",
 }  # fmt: skip
-
-Scalar = int | float | bool | str
-
-
-@dataclass(frozen=True, slots=True)
-class StringArray:
-    """An array of strings that stays in the file until `decode` is called: the vocabulary, the merges."""
-
-    key: str
-    count: int
-    _file: Path
-    _buffer: mmap.mmap
-    _start: int
-
-    def __len__(self) -> int:
-        return self.count
-
-    def decode(self) -> list[str]:
-        """All strings. Raises ModelCorrupt when one is not UTF-8."""
-        buffer, position, unpack = self._buffer, self._start, struct.Struct("<Q").unpack_from
-        out: list[str] = []
-        try:
-            for _ in range(self.count):
-                start = position + 8
-                position = start + unpack(buffer, position)[0]
-                out.append(buffer[start:position].decode())
-        except UnicodeDecodeError as error:
-            raise ModelCorrupt(f"{self._file}: entry {len(out)} of {self.key} is not UTF-8") from error
-        return out
-
 
 Value = Scalar | StringArray | npt.NDArray[np.generic]
 
@@ -92,162 +41,39 @@ class GGUFFile:
 
 def read_gguf(path: Path) -> GGUFFile:
     """Maps and checks the file. Raises ModelNotFound, ModelCorrupt or ModelUnsupported."""
-    try:
-        source = SourceFile.open(path)
-    except ValueError as error:
-        raise ModelCorrupt(f"{path}: the file is empty") from error
-    except OSError as error:
-        raise ModelNotFound(f"{path}: cannot be read: {error.strerror}") from error
-    return _Reader(path, source).read()
+    header = read_header(path)
+    metadata = {
+        key: np.array(value.values, dtype=value.type_code) if isinstance(value, NumberArray) else value
+        for key, value in header.metadata.items()
+    }
+    return GGUFFile(header.version, metadata, _placed(header))
 
 
-class _Reader:
-    """One pass over the header."""
+def _placed(header: GGUFHeader) -> Checkpoint:
+    def corrupt(what: str) -> ModelCorrupt:
+        return ModelCorrupt(f"{header.path}: in the tensor table: {what}")
 
-    def __init__(self, path: Path, source: SourceFile) -> None:
-        self._path = path
-        self._source = source
-        self._buffer = source.buffer
-        self._size = len(source.buffer)
-        self._at = 0
-        self._doing = "the header"
-
-    def read(self) -> GGUFFile:
-        if self._buffer[:4] != MAGIC:
-            raise ModelCorrupt(f"{self._path}: not a GGUF file (its first bytes are not 'GGUF')")
-        self._at = 4
-        version = self._number("<I")
-        if version & 0xFFFF == 0 and version:
-            raise ModelUnsupported(f"{self._path}: a big-endian GGUF file; convert it to little endian")
-        if version not in (2, 3):
-            raise ModelUnsupported(f"{self._path}: GGUF version {version}; KVSeal reads versions 2 and 3")
-        tensor_count, value_count = self._number("<Q"), self._number("<Q")
-        if tensor_count * 24 + value_count * 13 > self._size:
-            raise self._corrupt(f"the header promises {tensor_count} tensors and {value_count} values, more than the file can hold")
-        metadata = self._metadata(value_count)
-        split = metadata.get("split.count", 0)
-        if isinstance(split, int) and split > 1:
-            raise ModelUnsupported(f"{self._path}: one of {split} parts (key split.count); merge them into one file first")
-        return GGUFFile(version, metadata, self._tensors(tensor_count, metadata))
-
-    def _metadata(self, count: int) -> dict[str, Value]:
-        metadata: dict[str, Value] = {}
-        for index in range(count):
-            self._doing = f"the name of value {index}"
-            key = self._string()
-            if key in metadata:
-                raise self._corrupt(f"key {key} appears twice")
-            self._doing = f"key {key}"
-            metadata[key] = self._value(key, self._number("<I"))
-        return metadata
-
-    def _value(self, key: str, kind: int) -> Value:
-        if kind == _STRING:
-            return self._string(limit=self._size)
-        if kind == _ARRAY:
-            return self._array(key)
-        if kind not in _SCALARS:
-            raise self._corrupt(f"unknown value type {kind}")
-        number = self._unpack(_SCALARS[kind][0])
-        return bool(number) if kind == _BOOL else number
-
-    def _array(self, key: str) -> Value:
-        kind, count = self._number("<I"), self._number("<Q")
-        if kind == _STRING:
-            start = self._at
-            self._skip_strings(count)
-            return StringArray(key, count, self._path, self._buffer, start)
-        if kind not in _SCALARS:
-            raise self._corrupt(f"an array of value type {kind}, which is not supported")
-        dtype = np.dtype(_SCALARS[kind][1])
-        self._need(count * dtype.itemsize)
-        values: npt.NDArray[np.generic] = np.frombuffer(self._buffer[self._at : self._at + count * dtype.itemsize], dtype=dtype)
-        self._at += count * dtype.itemsize
-        return values
-
-    def _skip_strings(self, count: int) -> None:
-        self._need(count * 8)
-        buffer, position, unpack, last = self._buffer, self._at, struct.Struct("<Q").unpack_from, self._size - 8
-        for _ in range(count):
-            if position > last:
-                raise self._corrupt("the file ends inside an array of strings")
-            position += 8 + unpack(buffer, position)[0]
-        if position > self._size:
-            raise self._corrupt("the file ends inside an array of strings")
-        self._at = position
-
-    def _tensors(self, count: int, metadata: Mapping[str, Value]) -> Checkpoint:
-        table: dict[str, tuple[int, tuple[int, ...], int]] = {}
-        for index in range(count):
-            self._doing = f"the entry of tensor {index}"
-            name = self._string()
-            if name in table:
-                raise self._corrupt(f"tensor {name} appears twice")
-            dimensions = self._number("<I")
-            if not 1 <= dimensions <= MAX_DIMENSIONS:
-                raise self._corrupt(f"tensor {name} has {dimensions} dimensions")
-            shape = tuple(self._number("<Q") for _ in range(dimensions))[::-1]
-            table[name] = (self._number("<I"), shape, self._number("<Q"))
-        alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
-        if not isinstance(alignment, int) or alignment < 8 or alignment & (alignment - 1) or alignment > 2**20:
-            raise self._corrupt(f"general.alignment is {alignment}; it must be a power of two from 8")
-        data_start = -(-self._at // alignment) * alignment
-        return self._place(table, data_start, alignment)
-
-    def _place(self, table: Mapping[str, tuple[int, tuple[int, ...], int]], data_start: int, alignment: int) -> Checkpoint:
-        self._doing = "the tensor table"
-        whole = np.frombuffer(self._buffer, dtype=np.uint8)
-        tensors: dict[str, TensorSource] = {}
-        unsupported: dict[str, str] = {}
-        spans: list[tuple[int, int, str]] = []
-        for name, (kind, shape, offset) in table.items():
-            type_name = _TENSOR_TYPES.get(kind, f"type {kind}")
-            if type_name not in BLOCK_SHAPES:
-                unsupported[name] = type_name
-                continue
-            elements, block_bytes = BLOCK_SHAPES[type_name]
-            count = int(np.prod([float(n) for n in shape]))
-            if min(shape) < 1 or count > 2**48 or shape[-1] % elements:
-                raise self._corrupt(f"tensor {name} of type {type_name} has the impossible shape {list(shape)}")
-            start, size = data_start + offset, count // elements * block_bytes
-            if offset % alignment or start + size > self._size:
-                raise self._corrupt(
-                    f"tensor {name} lies at bytes {start} to {start + size} of a file of {self._size} bytes; it is cut short"
-                )
-            spans.append((start, start + size, name))
-            tensors[name] = TensorSource(whole[start : start + size], type_name, shape)
-        spans.sort()
-        for (_, end, name), (start, _, other) in pairwise(spans):
-            if start < end:
-                raise self._corrupt(f"tensors {name} and {other} overlap")
-        return Checkpoint(self._path, tensors, unsupported, (self._source,))
-
-    def _need(self, size: int) -> None:
-        if size > self._size - self._at:
-            raise self._corrupt(f"the file ends: {size} bytes are needed at byte {self._at} of {self._size}")
-
-    def _unpack(self, form: str) -> int | float:
-        size = struct.calcsize(form)
-        self._need(size)
-        (number,) = struct.unpack_from(form, self._buffer, self._at)
-        self._at += size
-        value: int | float = number
-        return value
-
-    def _number(self, form: str) -> int:
-        return int(self._unpack(form))
-
-    def _string(self, limit: int = MAX_NAME_BYTES) -> str:
-        length = self._number("<Q")
-        if length > limit:
-            raise self._corrupt(f"a string of {length} bytes")
-        self._need(length)
-        raw = self._buffer[self._at : self._at + length]
-        self._at += length
-        try:
-            return raw.decode()
-        except UnicodeDecodeError as error:
-            raise self._corrupt("a string that is not UTF-8") from error
-
-    def _corrupt(self, what: str) -> ModelCorrupt:
-        return ModelCorrupt(f"{self._path}: in {self._doing}: {what}")
+    whole = np.frombuffer(header.source.buffer, dtype=np.uint8)
+    tensors: dict[str, TensorSource] = {}
+    unsupported: dict[str, str] = {}
+    spans: list[tuple[int, int, str]] = []
+    for name, entry in header.tensors.items():
+        shape, offset = entry.shape, entry.offset
+        type_name = _TENSOR_TYPES.get(entry.type_number, f"type {entry.type_number}")
+        if type_name not in BLOCK_SHAPES:
+            unsupported[name] = type_name
+            continue
+        elements, block_bytes = BLOCK_SHAPES[type_name]
+        count = int(np.prod([float(n) for n in shape]))
+        if min(shape) < 1 or count > 2**48 or shape[-1] % elements:
+            raise corrupt(f"tensor {name} of type {type_name} has the impossible shape {list(shape)}")
+        start, size = header.data_start + offset, count // elements * block_bytes
+        if offset % header.alignment or start + size > len(whole):
+            raise corrupt(f"tensor {name} lies at bytes {start} to {start + size} of a file of {len(whole)} bytes; it is cut short")
+        spans.append((start, start + size, name))
+        tensors[name] = TensorSource(whole[start : start + size], type_name, shape)
+    spans.sort()
+    for (_, end, name), (start, _, other) in pairwise(spans):
+        if start < end:
+            raise corrupt(f"tensors {name} and {other} overlap")
+    return Checkpoint(header.path, tensors, unsupported, (header.source,))

@@ -15,7 +15,8 @@ import numpy as np
 
 from kvseal.core.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
 from kvseal.exec.weights.checkpoint import Checkpoint
-from kvseal.exec.weights.types import SourceFile, TensorSource
+from kvseal.exec.weights.source_file import SourceFile
+from kvseal.exec.weights.types import TensorSource
 
 MAX_HEADER_BYTES = 100_000_000
 INDEX_NAME = "model.safetensors.index.json"

@@ -10,7 +10,8 @@ import pytest
 from golden.small_gguf import TYPE_IDS, gguf_bytes, string
 
 from kvseal.core.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
-from kvseal.exec.weights.gguf import StringArray, read_gguf
+from kvseal.exec.weights.gguf import read_gguf
+from kvseal.exec.weights.gguf_header import StringArray
 
 VALUES = np.arange(6, dtype=np.float32)
 METADATA = {

@@ -87,6 +87,10 @@ class Sending:
         self._out[handoff] = _Out(session, self._kv.pool.pin(array("Q"), scope))
         self._do(handoff, session.start(now_s))
 
+    def knows(self, handoff: str) -> bool:
+        """Whether a hand-off with this id is open here."""
+        return handoff in self._out
+
     def sealed(self, handoff: str, pin: Pin, stamps: Sequence[int], now_s: float) -> None:
         """The next pages of the sequence, in order of ordinal from 0, are sealed; `pin` holds them until this returns. No effect once the
         hand-off has ended, and for pages past those that are handed over."""

@@ -115,6 +115,10 @@ class Receiving:
         if early is not None:
             self._do(handoff, session.receive(early[0], now_s), now_s)
 
+    def knows(self, handoff: str) -> bool:
+        """Whether this id is expected here, or has been."""
+        return handoff in self._in or handoff in self._over
+
     def cancel(self, handoff: str, reason: Reason, now_s: float) -> None:
         """No effect when it has ended."""
         if handoff in self._in:
@@ -261,9 +265,9 @@ class Receiving:
         self._do(handoff, session.leased(folds, grant.lease.stamps, now_s), now_s)
 
     def _prove(self, one: _In) -> Actions:
-        """In our own memory, after the fence. A transport without a local fence has written it itself, so its bytes are digested again."""
+        """In our own memory, after the fence: every seal compared once more, every digest recomputed from the bytes that stand there now."""
         session = one.session
-        fault = one.landing.check(session.moves, recompute=not self._transport.local_fence)
+        fault = one.landing.check(session.moves)
         if fault is not None:
             return session.broken(Reason.SEAL, str(fault))
         present = [self._kv.pool.digest(page) for page in _held(one.grant).pin.stamps[::2]]

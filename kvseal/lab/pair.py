@@ -49,6 +49,7 @@ class LoopTransport:
         self.pages_per_poll = 2
         self.frozen = False
         self.gone = False
+        self.landed = 0
         self.skip_copy = False
         """Says that pages have landed which were never copied."""
         self._air = air
@@ -93,6 +94,7 @@ class LoopTransport:
             fault = landing.copy(other.memory, [move])
             if fault is not None:
                 return Lost(transfer, "a page is not what was announced", fault)
+        self.landed += 1
         return Landed(transfer, move.ordinal, 1, landing.page_bytes)
 
     def fence(self, transfer: str) -> bool:
@@ -166,6 +168,8 @@ class Pair:
         self.prefill = self.node("prefill", **(prefill or {}))
         self.decode = self.node("decode", **(decode or {}))
         self.filter: Filter | None = None
+        self.on_event: Callable[[NodeEngine, Event], None] | None = None
+        """Sees every event of requests that did not come by `submit`."""
         self.frozen: set[NodeEngine] = set()
         self.heard: dict[str, Heard] = {}
         self._requests: dict[str, _Asked] = {}
@@ -281,7 +285,11 @@ class Pair:
                 target.take(p.Relay(relay.handoff, node.incarnation, relay.body))
 
     def _told(self, node: NodeEngine, event: Event) -> None:
-        asked = self._requests[event.request_id]
+        asked = self._requests.get(event.request_id)
+        if asked is None:
+            if self.on_event is not None:
+                self.on_event(node, event)
+            return
         leg = asked.prefill if node is self.prefill else asked.decode
         leg.ended = leg.ended or isinstance(event, EndedEvent)
         what = asked.joined.event(leg, event)

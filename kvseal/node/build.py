@@ -21,7 +21,6 @@ from kvseal.exec.backend import Backend
 from kvseal.exec.backends.reference import ReferenceBackend
 from kvseal.exec.loader import load_model
 from kvseal.exec.runner import Runner
-from kvseal.exec.sampling import RowSampler
 from kvseal.exec.spec import ModelSpec
 from kvseal.exec.weights.types import ModelWeights
 from kvseal.kv.capacity import Capacity
@@ -77,7 +76,7 @@ def build_engine(
         instruction_set=built.instruction_set,
     )
     made = clock or MonotonicClock()
-    return assemble(config, built.backend, capacity, report, clock=made, sampler=built.sampler, step_s=step_s, around=around)
+    return assemble(config, built.backend, capacity, report, clock=made, runner=built.runner, step_s=step_s, around=around)
 
 
 def assemble(
@@ -87,11 +86,11 @@ def assemble(
     report: StartReport,
     *,
     clock: Clock,
-    sampler: RowSampler | None = None,
+    runner: Computes | None = None,
     step_s: float | None = STEP_TARGET_S,
     around: Callable[[Computes], Computes] | None = None,
 ) -> Engine:
-    """The parts above a backend, the same for every backend. `sampler`: None draws in NumPy."""
+    """The parts above a backend, the same for every backend. `runner`: None computes through the backend's door and draws in NumPy."""
 
     def wipe(pages: Sequence[int]) -> None:
         backend.wipe(np.array(pages, dtype=np.int32))
@@ -113,7 +112,7 @@ def assemble(
         page_tokens=backend.geometry.page_tokens,
         step_s=step_s,
     )
-    runner: Computes = Runner(backend, sampler)
+    runner = runner or Runner(backend)
     runner = runner if around is None else around(runner)
     if config.node is not None:
         from kvseal.node.build_node import assemble_node
@@ -242,7 +241,7 @@ class _Built:
     weights_format: str
     weights_bytes: int
     """What the weights take in the form that is computed with."""
-    sampler: RowSampler | None = None
+    runner: Computes | None = None
 
 
 def _build_backend(config: EngineConfig, weights: ModelWeights, geometry: KVGeometry, pages: int, threads: int) -> _Built:
@@ -252,7 +251,9 @@ def _build_backend(config: EngineConfig, weights: ModelWeights, geometry: KVGeom
         return _Built(ReferenceBackend(weights, geometry, pages=pages), "NumPy", "fp32", weights.bytes)
     try:
         # Only here, so that the reference backend runs where nothing was compiled.
+        from kvseal._native import CHECKED
         from kvseal.exec.backends.cpu import CPUBackend
+        from kvseal.exec.backends.cpu_steady import SteadyRunner
         from kvseal.exec.weights.packed_cache import PackedCache
     except ImportError as error:
         raise ConfigError(
@@ -268,8 +269,11 @@ def _build_backend(config: EngineConfig, weights: ModelWeights, geometry: KVGeom
         packed_cache=PackedCache(cache_dir() / "packed"),
         shared_arena=config.node is not None,
     )
+    if not CHECKED:
+        raise ConfigError("these kernels were built without seal checks, for a benchmark; no engine starts on them")
     packings = backend.packings if config.weights == "auto" else config.weights
-    return _Built(backend, backend.instruction_set, packings, backend.packed_bytes, backend.sampler())
+    runner = SteadyRunner(backend.stepper(), Runner(backend, backend.sampler()))
+    return _Built(backend, backend.instruction_set, packings, backend.packed_bytes, runner)
 
 
 def _meminfo_bytes(path: Path, name: str, *, unit: int = 1024) -> int | None:

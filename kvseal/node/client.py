@@ -197,7 +197,7 @@ class EngineClient:
                 await self._keeper
             self._keeper = None
         await self._reap()
-        self._end_all("the server is shutting down")
+        self._end_all(Draining("the server is shutting down"))
 
     # --- the engine's life ---
 
@@ -292,7 +292,7 @@ class EngineClient:
         if self._phase is not EngineState.DRAINING:
             self._phase = EngineState.DEAD
         _log.error("the engine is gone (exit status %s); %d open requests fail", status, len(self._streams))
-        self._end_all("the engine stopped while this request was open; it is being restarted")
+        self._end_all(EngineDied("the engine stopped while this request was open; it is being restarted"))
 
     def _connection_lost(self, link: Link) -> None:
         if self._link is link:
@@ -300,12 +300,12 @@ class EngineClient:
             link.close()
             if self._phase is EngineState.READY:
                 self._phase = EngineState.DEAD
-            self._end_all("the engine stopped while this request was open; it is being restarted")
+            self._end_all(EngineDied("the engine stopped while this request was open; it is being restarted"))
 
-    def _end_all(self, why: str) -> None:
+    def _end_all(self, error: EngineDied | Draining) -> None:
         streams, self._streams = self._streams, {}
         for stream in streams.values():
-            stream.end(Failed(EngineDied(why)))
+            stream.end(Failed(error))
         asked, self._asked = self._asked, {}
         for answer in asked.values():
             if not answer.done():

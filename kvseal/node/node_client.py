@@ -91,6 +91,12 @@ class NodeClient(EngineClient):
             self.send(message)
         return leg
 
+    def stream(self, request_id: RequestId, message: m.Submit | p.Prefill | p.Receive) -> RequestStream:
+        """Like `submit`, with the events for a reader."""
+        stream = RequestStream(self, request_id)
+        self.open(request_id, message, lambda _leg, event: stream.put(event))
+        return stream
+
     def send(self, message: m.ToEngine) -> None:
         """Lost when the node is not there: `on_lost` has been called then, or will be."""
         if self._link is not None:

@@ -15,7 +15,6 @@ Laws: L1, L8 (pages in transit belong to the session until it says that they are
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -28,7 +27,7 @@ from kvseal.core.ids import RequestId, Scope
 from kvseal.core.outcome import Cancelled, Completed, Failed, Refused, Usage
 from kvseal.core.request import Request
 from kvseal.exec.backend import Backend
-from kvseal.handoff.messages import MessageInvalid, Reason, Role, decode, encode
+from kvseal.handoff.messages import Abort, AnyMessage, MessageInvalid, Reason, Role, decode, encode
 from kvseal.handoff.node import End, Receiving, Sending
 from kvseal.handoff.session import Delivered
 from kvseal.handoff.transport import Transport
@@ -39,7 +38,7 @@ from kvseal.kv.prefix_key import pack_tokens
 from kvseal.kv.reading import reading
 from kvseal.node import peer_messages as p
 from kvseal.node.engine import Computes, Engine
-from kvseal.node.report import EngineStats, StartReport
+from kvseal.node.report import EngineStats, StartReport, handoff_counts
 from kvseal.sched.receiving import HandoffScheduler
 
 POLL_MS = 1
@@ -101,6 +100,7 @@ class NodeEngine(Engine):
         self._held: dict[RequestId, Grant] = {}
         """Pins of what has arrived for a request that is not admitted yet."""
         self._happened: list[Event] = []
+        self._said: list[AnyMessage] = []
         self._recomputed = 0
 
     # --- requests ---
@@ -194,7 +194,8 @@ class NodeEngine(Engine):
     def outbox(self) -> list[p.FromNode]:
         """What is to be sent to the router."""
         found: list[p.FromNode] = []
-        for message in (*self._sending.outbox(), *self._receiving.outbox()):
+        said, self._said = self._said, []
+        for message in (*said, *self._sending.outbox(), *self._receiving.outbox()):
             peer = message.receiver if message.role is Role.SENDER else message.sender
             found.append(p.Relay(message.handoff, peer, encode(message)))
         came, went = self._feed.take()
@@ -203,7 +204,7 @@ class NodeEngine(Engine):
         return found
 
     def stats(self) -> EngineStats:
-        return replace(super().stats(), handoff=self._counted())
+        return replace(super().stats(), handoff=handoff_counts(self._sending.counters, self._receiving.counters, self._recomputed))
 
     def close(self) -> None:
         self._transport.close()
@@ -231,13 +232,19 @@ class NodeEngine(Engine):
         for row in batch.rows:
             outgoing = self._outgoing.get(row.request_id)
             if outgoing is not None and not outgoing.begun:
-                outgoing.begun = True
                 order, request = outgoing.order, outgoing.order.request
-                self._start(order.handoff, order.receiver, request.scope, request.prompt_tokens, outgoing.pages, order.timeout_s)
+                outgoing.begun = self._start(
+                    order.handoff, order.receiver, request.scope, request.prompt_tokens, outgoing.pages, order.timeout_s
+                )
+                if not outgoing.begun:
+                    del self._outgoing[row.request_id]
             if self._held:
                 self._let_go(row.request_id)
 
-    def _start(self, handoff: str, receiver: str, scope: Scope, tokens: Sequence[int], pages: int, timeout_s: float) -> None:
+    def _start(self, handoff: str, receiver: str, scope: Scope, tokens: Sequence[int], pages: int, timeout_s: float) -> bool:
+        """Says the Intent. False: the id is somebody else's, who is not disturbed."""
+        if self._sending.knows(handoff):
+            return False
         self._sending.begin(
             handoff,
             receiver=receiver,
@@ -247,6 +254,7 @@ class NodeEngine(Engine):
             deadline_s=timeout_s,
             now_s=self._clock.now_s(),
         )
+        return True
 
     def _offer(self, batch: Batch, failed: set[RequestId]) -> None:
         """Offers the pages that the step has sealed."""
@@ -285,8 +293,10 @@ class NodeEngine(Engine):
             return
         ends_at_s = None if request.deadline_s is None else self._clock.now_s() + request.deadline_s
         self._incoming[request.request_id] = _Incoming(order, ends_at_s)
-        self._request_of[order.handoff] = request.request_id
-        self._expect(order.handoff, request.scope, request.prompt_tokens, order.sender, order.timeout_s)
+        if self._expect(order.handoff, request.scope, request.prompt_tokens, order.sender, order.timeout_s):
+            self._request_of[order.handoff] = request.request_id
+        else:
+            self._failed(request.request_id)
 
     def _never_fits(self, request: Request) -> Refused | None:
         try:
@@ -296,8 +306,12 @@ class NodeEngine(Engine):
         verdict = self.kv.verdict(len(request.prompt_tokens), request.max_output_tokens)
         return self._elsewhere.refuse(verdict.error()) if isinstance(verdict, NeverFits) else None
 
-    def _expect(self, handoff: str, scope: Scope, tokens: tuple[int, ...], sender: str, timeout_s: float) -> None:
+    def _expect(self, handoff: str, scope: Scope, tokens: tuple[int, ...], sender: str, timeout_s: float) -> bool:
+        """False: the id has been used. Whoever uses it again gets no hand-off; the first is not disturbed."""
+        if self._receiving.knows(handoff):
+            return False
         self._receiving.expect(handoff, sender=sender, scope=scope, tokens=tokens, deadline_s=timeout_s, now_s=self._clock.now_s())
+        return True
 
     def _arrived(self, end: End) -> None:
         request_id = self._request_of.get(end.handoff)
@@ -331,7 +345,8 @@ class NodeEngine(Engine):
 
     def _forget(self, request_id: RequestId) -> _Incoming:
         incoming = self._incoming.pop(request_id)
-        del self._request_of[incoming.order.handoff]
+        if self._request_of.get(incoming.order.handoff) == request_id:
+            del self._request_of[incoming.order.handoff]
         return incoming
 
     def _end(self, request_id: RequestId, outcome: Cancelled | Failed | Refused) -> None:
@@ -358,10 +373,12 @@ class NodeEngine(Engine):
         stamps = self.kv.cache.probe(order.scope, pack_tokens(order.tokens))
         pages = len(stamps) // 2
         if pages < (len(order.tokens) - 1) // self.report.page_tokens or not pages:
+            names = (order.handoff, self.incarnation, order.receiver)
+            self._said.append(Abort(*names, Role.SENDER, 0, Reason.CANCELLED, f"{pages} pages of it are cached here"))
             return
-        self._start(order.handoff, order.receiver, order.scope, order.tokens, pages, order.timeout_s)
+        begun = self._start(order.handoff, order.receiver, order.scope, order.tokens, pages, order.timeout_s)
         with reading(self.kv, order.scope, stamps) as pin:
-            if pin is not None:
+            if pin is not None and begun:
                 self._sending.sealed(order.handoff, pin, stamps, self._clock.now_s())
 
     # --- messages of the sessions ---
@@ -379,20 +396,3 @@ class NodeEngine(Engine):
             self._receiving.message(message, now_s)
         else:
             self._sending.message(message, now_s)
-
-    def _counted(self) -> dict[str, int]:
-        sent, received = self._sending.counters, self._receiving.counters
-        failed = Counter({f"failed_{reason}": count for reason, count in received.failed.items()})
-        failed.update({f"failed_{reason}": count for reason, count in sent.failed.items()})
-        return {
-            "sent": sent.delivered,
-            "received": received.delivered,
-            "recomputed": self._recomputed,
-            "pages": received.pages,
-            "bytes": received.bytes,
-            "ignored_messages": sent.ignored_messages + received.ignored_messages,
-            "quarantined_pages": received.quarantined_pages,
-            "readmitted_pages": received.readmitted_pages,
-            "resets": received.resets,
-            **failed,
-        }

@@ -6,8 +6,13 @@ Numbers, names and limits only; never content.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # The HTTP process reads reports too, and starts without NumPy.
+    from kvseal.handoff.words import Counters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,3 +78,21 @@ class EngineStats:
     """completed, refused, cancelled, failed."""
     handoff: Mapping[str, int] = field(default_factory=dict)
     """Counters of the hand-offs of a node; empty for an engine by itself."""
+
+
+def handoff_counts(sent: Counters, received: Counters, recomputed: int) -> dict[str, int]:
+    """`EngineStats.handoff` of a node: what its two ends have counted."""
+    failed = Counter({f"failed_{reason}": count for reason, count in received.failed.items()})
+    failed.update({f"failed_{reason}": count for reason, count in sent.failed.items()})
+    return {
+        "sent": sent.delivered,
+        "received": received.delivered,
+        "recomputed": recomputed,
+        "pages": received.pages,
+        "bytes": received.bytes,
+        "ignored_messages": sent.ignored_messages + received.ignored_messages,
+        "quarantined_pages": received.quarantined_pages,
+        "readmitted_pages": received.readmitted_pages,
+        "resets": received.resets,
+        **failed,
+    }

@@ -165,7 +165,7 @@ class Router:
         self._watcher.cancel()
         await asyncio.gather(self._watcher, *(node.close() for node in self.fleet.nodes), return_exceptions=True)
         for one in list(self._requests.values()):
-            self._finish(one, Failed(EngineDied("the server is shutting down")))
+            self._finish(one, Failed(Draining("the server is shutting down")))
 
     # --- placing ---
 

@@ -51,6 +51,8 @@ class Answer:
     model: ServedModel
     id: str
     created_s: int
+    extra: Json = field(default_factory=dict)
+    """Fields beside the answer itself, of one in one piece."""
 
     # --- in one piece ---
 
@@ -61,6 +63,7 @@ class Answer:
         body = self._head("chat.completion" if self.ask.chat else "text_completion")
         body["choices"] = [write(position, choices[index], texts[index]) for position, index in enumerate(shown)]
         body["usage"] = self.usage(choices)
+        body |= self.extra
         if self.ask.chat and self.ask.return_token_ids:
             body["prompt_token_ids"] = list(self.ask.prompts[0].tokens)
         if self.ask.chat and self.ask.prompt_logprobs is not None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.applications import Starlette
@@ -34,7 +34,8 @@ from kvseal.core.errors import (
 from kvseal.core.ids import RequestId
 from kvseal.core.request import Request
 from kvseal.node.client import EngineClient, EngineState
-from kvseal.node.router import Router
+from kvseal.node.stream import RequestStream
+from kvseal.node.transfer_desk import FIELD as TRANSFER_FIELD
 from kvseal.serve.answers import Answer
 from kvseal.serve.auth import KeyRing, Scopes
 from kvseal.serve.errors_http import error_body, error_headers, error_status
@@ -48,6 +49,10 @@ from kvseal.serve.respond import GenerationResponse
 from kvseal.serve.sampling_defaults import describe
 from kvseal.serve.schemas import DetokenizeBody, TokenizeBody
 from kvseal.serve.served import ServedModel
+
+if TYPE_CHECKING:  # See `server`.
+    from kvseal.node.router import Router
+    from kvseal.node.transfer_desk import Source, TransferDesk
 
 Reader = Callable[..., Awaitable[GenerationAsk]]
 Endpoint = Callable[[HttpRequest], Awaitable[Any]]
@@ -75,6 +80,8 @@ class Deps:
     strict_fields: bool
     max_body_bytes: int
     request_timeout_s: float | None
+    transfers: TransferDesk | None = None
+    """On a worker: hand-offs that a front arranges with ``kv_transfer_params``."""
 
 
 def build_app(deps: Deps) -> Starlette:
@@ -105,6 +112,17 @@ def build_app(deps: Deps) -> Starlette:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Fetching:
+    """Submits to this worker what another has computed the prompt of."""
+
+    transfers: TransferDesk
+    source: Source
+
+    def submit(self, request: Request) -> RequestStream:
+        return self.transfers.submit(request, self.source)
+
+
 class _Routes:
     def __init__(self, deps: Deps) -> None:
         self._deps = deps
@@ -126,15 +144,20 @@ class _Routes:
     async def _generate(self, request: HttpRequest, read: Reader, prefix: str) -> GenerationResponse:
         self._check_alive()
         fields = await self._body(request)
-        model = self._model
+        model, transfers = self._model, self._deps.transfers
+        asked = fields.get(TRANSFER_FIELD)
+        source = transfers.read(fields) if transfers is not None else None
         # Padding against eavesdroppers is on by default where strangers share a server.
         ask = await read(fields, model, strict=self._deps.strict_fields, obfuscate=self._deps.keys.required)
         record = record_of(request.scope)
         if ask.caller_request_id is not None:
             record.request_id = ask.caller_request_id
-        answer = Answer(ask, model, new_id(prefix), int(time.time()))
+        offer = transfers.offer(asked) if transfers is not None else None
+        extra = {} if offer is None else {TRANSFER_FIELD: offer}
+        answer = Answer(ask, model, new_id(prefix), int(time.time()), extra)
         requests = self._requests(ask, answer.id, record.tenant)
-        return GenerationResponse(answer, self._deps.engine, requests, self._deps.metrics)
+        engine = self._deps.engine if transfers is None or source is None else Fetching(transfers, source)
+        return GenerationResponse(answer, engine, requests, self._deps.metrics)
 
     def _requests(self, ask: GenerationAsk, answer_id: str, tenant: str) -> list[Request]:
         scope = self._deps.scopes.scope(tenant, ask.salt)

@@ -63,10 +63,10 @@ class KeyRing:
 
 
 class Scopes:
-    """Makes scopes from tenants and salts, under a secret that lives as long as this process."""
+    """Makes scopes from tenants and salts, under a secret that lives as long as this process, or one that several servers share."""
 
-    def __init__(self, weights_digest: bytes) -> None:
-        self._secret = secrets.token_bytes(2 * SECRET_BYTES)
+    def __init__(self, weights_digest: bytes, secret: bytes | None = None) -> None:
+        self._secret = secrets.token_bytes(2 * SECRET_BYTES) if secret is None else secret
         self._weights_digest = weights_digest
 
     def scope(self, tenant: str, salt: str, adapter: str = "") -> Scope:

@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -25,10 +26,7 @@ from kvseal.core.ids import RequestId
 from kvseal.core.outcome import Completed
 from kvseal.core.request import Request, SamplingParams
 from kvseal.node.client import EngineClient
-from kvseal.node.local import connect_workers, start_local
-from kvseal.node.node_client import NODE_MODULE
 from kvseal.node.report import StartReport
-from kvseal.node.router import Router
 from kvseal.node.spawn import ENGINE_MODULE, SpawnedEngine
 from kvseal.serve.app import Deps, build_app
 from kvseal.serve.auth import KeyRing, Scopes
@@ -41,6 +39,10 @@ from kvseal.serve.sampling_defaults import describe, sampling_defaults
 from kvseal.serve.served import ServedModel
 from kvseal.serve.tokenizer import Tokenizer
 from kvseal.serve.tokenizer_files import load_tokenizer
+
+if TYPE_CHECKING:  # Most servers have no nodes beside them, and start sooner without these.
+    from kvseal.node.router import Router
+    from kvseal.node.transfer_desk import TransferDesk
 
 WARM_UP_TIMEOUT_S = 60.0
 MAX_HEADER_BYTES = 64 * 1024
@@ -74,34 +76,50 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 async def _serve(config: ServeConfig, listener: socket.socket, engine_module: str | None, spawned: SpawnedEngine | None) -> None:
     started_s = time.monotonic()
-    keys = KeyRing(config.api_keys)
     own_template = _own_template(config)
     tokenizer, engine = await _load(config, engine_module, spawned)
     try:
-        model = _model(config, tokenizer, own_template, engine.report)
-        scopes = Scopes(bytes.fromhex(engine.report.kv_format))
-        await _warm_up(engine, scopes)
-        deps = Deps(
-            model=model,
-            engine=engine,
-            keys=keys,
-            scopes=scopes,
-            metrics=Metrics(),
-            strict_fields=config.strict_fields,
-            max_body_bytes=config.max_body_bytes,
-            request_timeout_s=config.request_timeout_s,
-        )
-        server = _http_server(deps)
-        host, port = listener.getsockname()[:2]
-        address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        print(start_report(config, model), file=sys.stderr)
-        print(f"KVSeal is ready after {time.monotonic() - started_s:.1f} s at {address}/v1", file=sys.stderr, flush=True)
-        stopping = _stop_on_signals(server, engine, config.drain_timeout_s)
-        _reload_on_hangup(keys)
-        await server.serve(sockets=[listener])
-        await asyncio.gather(*stopping.tasks, return_exceptions=True)  # A second signal has cancelled the first task.
+        await serve_http(config, listener, tokenizer, engine, own_template, started_s=started_s)
     finally:
         await engine.close()
+
+
+async def serve_http(
+    config: ServeConfig,
+    listener: socket.socket,
+    tokenizer: Tokenizer,
+    engine: EngineClient | Router,
+    own_template: str | None,
+    *,
+    started_s: float,
+    transfers: TransferDesk | None = None,
+    secret: bytes | None = None,
+) -> None:
+    """The API over an engine that runs, until told to stop. `secret`: for scopes that other servers share (a worker's)."""
+    keys = KeyRing(config.api_keys)
+    model = _model(config, tokenizer, own_template, engine.report)
+    scopes = Scopes(bytes.fromhex(engine.report.kv_format), secret)
+    await _warm_up(engine, scopes)
+    deps = Deps(
+        model=model,
+        engine=engine,
+        keys=keys,
+        scopes=scopes,
+        metrics=Metrics(),
+        strict_fields=config.strict_fields,
+        max_body_bytes=config.max_body_bytes,
+        request_timeout_s=config.request_timeout_s,
+        transfers=transfers,
+    )
+    server = _http_server(deps)
+    host, port = listener.getsockname()[:2]
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    print(start_report(config, model), file=sys.stderr)
+    print(f"KVSeal is ready after {time.monotonic() - started_s:.1f} s at {address}/v1", file=sys.stderr, flush=True)
+    stopping = _stop_on_signals(server, engine, config.drain_timeout_s)
+    _reload_on_hangup(keys)
+    await server.serve(sockets=[listener])
+    await asyncio.gather(*stopping.tasks, return_exceptions=True)  # A second signal has cancelled the first task.
 
 
 async def _load(config: ServeConfig, engine_module: str | None, spawned: SpawnedEngine | None) -> tuple[Tokenizer, EngineClient | Router]:
@@ -122,6 +140,9 @@ async def _load(config: ServeConfig, engine_module: str | None, spawned: Spawned
 async def _start(config: ServeConfig, engine_module: str | None, spawned: SpawnedEngine | None) -> EngineClient | Router:
     if config.fleet is None:
         return await EngineClient.start(config.engine, module=engine_module or ENGINE_MODULE, spawned=spawned)
+    from kvseal.node.local import connect_workers, start_local
+    from kvseal.node.node_client import NODE_MODULE
+
     if config.fleet.workers:
         return await connect_workers(config.fleet)
     return await start_local(config.engine, config.fleet, module=engine_module or NODE_MODULE)

@@ -7,14 +7,20 @@ link is there as long as this process. On SIGTERM or SIGINT nothing new is taken
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import signal
 import sys
+import time
 
 from kvseal.core.config import NodeConfig, WorkerConfig
 from kvseal.core.errors import ConfigError
 from kvseal.node.link_server import LinkServer
 from kvseal.node.node_client import NODE_MODULE, NodeClient
+from kvseal.node.transfer_desk import TransferDesk
+from kvseal.serve.boot import listen
+from kvseal.serve.server import serve_http
+from kvseal.serve.tokenizer_files import load_tokenizer
 
 DRAIN_S = 30.0
 
@@ -31,20 +37,40 @@ async def _serve(config: WorkerConfig, module: str) -> None:
     node = config.engine.node
     if node is None:
         raise ConfigError("a worker needs a role")
+    started_s = time.monotonic()
     client = await NodeClient.start_node(config.engine, module=module)
+    links = LinkServer(client, node.secret, config.tls)
+    desk = TransferDesk(client, links, secret=node.secret, host=config.host, tls=config.tls)
     try:
-        links = LinkServer(client, node.secret, config.tls)
         await links.listen(config.host, config.port)
         _say(config, node, client, links)
-        stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        await stop.wait()
-        _log.warning("draining: %d open requests have %.0f s to finish", client.open_requests, DRAIN_S)
-        await client.drain(DRAIN_S)
-        await links.close()
+        if config.http is None:
+            await _until_stopped(client)
+        else:
+            http = config.http
+            tokenizer = await asyncio.to_thread(load_tokenizer, http.engine.model)
+            with listen(http.host, http.port) as listener:
+                await serve_http(
+                    http, listener, tokenizer, client, None, started_s=started_s, transfers=desk, secret=scope_secret(node.secret)
+                )
     finally:
+        await links.close()
+        await desk.close()
         await client.close()
+
+
+async def _until_stopped(client: NodeClient) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await stop.wait()
+    _log.warning("draining: %d open requests have %.0f s to finish", client.open_requests, DRAIN_S)
+    await client.drain(DRAIN_S)
+
+
+def scope_secret(secret: bytes) -> bytes:
+    """The same on every worker, so that a tenant's prefix is the same prefix everywhere."""
+    return hashlib.blake2b(secret, digest_size=32, person=b"kvseal-scopes").digest()
 
 
 def _say(config: WorkerConfig, node: NodeConfig, client: NodeClient, links: LinkServer) -> None:

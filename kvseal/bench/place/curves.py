@@ -1,17 +1,12 @@
 """Attainment of a pool of workers over the rate of requests, simulated where it is asked for and kept.
 
-Owns the curves, the hunt for the highest rate that passes, and the grain of decode workers. Never judges placements (`search` does).
+Owns the curves and the hunt for the highest rate that passes. Never judges placements (`search` does).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-
-from kvseal.bench.place.latency import Cost, Step, WorkerKind
-from kvseal.bench.place.slo import SLO
-from kvseal.bench.place.trace import Job
+from collections.abc import Callable
 
 GRID = 1.08
 """Rates of curves are powers of it."""
@@ -74,46 +69,3 @@ def highest(test: Callable[[int], bool], guess: int, most: int, *, first: int = 
         middle = (low + high) // 2
         low, high = (middle, high) if test(middle) else (low, middle)
     return low
-
-
-@dataclass(frozen=True, slots=True)
-class _Grains:
-    """Steps of a decode worker, some at a time: what changes between them is one token of context a row."""
-
-    cost: Cost
-    tokens: int
-
-    def step_s(self, step: Step) -> float:
-        return self.tokens * self.cost.step_s(step._replace(decode_context=self.tokens * step.decode_context))
-
-    def to_json(self) -> dict[str, object]:
-        raise NotImplementedError("grains are made for a curve and never stored")
-
-
-def in_grains(kind: WorkerKind, slo: SLO, tokens: int) -> tuple[WorkerKind, SLO]:
-    """The same decode worker and limits with `tokens` tokens counted as one: a curve then takes that part of the time. Requests join at
-    the next grain instead of the next step, which is little beside the life of a request of hundreds of tokens."""
-    coarse = replace(
-        kind,
-        cost=_Grains(kind.cost, tokens),
-        pool_tokens=max(1, kind.pool_tokens // tokens),
-        context_tokens=_grains(kind.context_tokens, tokens) + 2,
-        page_tokens=max(1, kind.page_tokens // tokens),
-    )
-    return coarse, SLO(tpot_s=None if slo.tpot_s is None else slo.tpot_s * tokens, tbt_s=None if slo.tbt_s is None else slo.tbt_s * tokens)
-
-
-def grains_of(jobs: Sequence[Job], tokens: int) -> list[Job]:
-    """The first token comes with the prompt, the rest in grains."""
-    return [
-        job._replace(
-            prompt_tokens=_grains(job.prompt_tokens, tokens),
-            output_tokens=1 + max(1, round((job.output_tokens - 1) / tokens)) if job.output_tokens > 1 else 1,
-            blocks=(),
-        )
-        for job in jobs
-    ]
-
-
-def _grains(count: int, tokens: int) -> int:
-    return -(-count // tokens)

@@ -31,7 +31,7 @@ MAX_QUEUED = 2**31
 
 
 class Role(Enum):
-    BOTH = "both"
+    BOTH = "colocated"
     PREFILL = "prefill"
     """Computes prompts and the first token."""
     DECODE = "decode"
@@ -60,19 +60,23 @@ class Lane:
 
 
 class Instance:
-    """`number` is its place among those of its role. A decode worker's prompts come whole, whatever the chunks of others."""
+    """A decode worker's prompts come whole, whatever the chunks of others."""
 
-    def __init__(self, kind: WorkerKind, role: Role, clock: EventClock, *, chunk_tokens: int, number: int = 0) -> None:
+    def __init__(self, kind: WorkerKind, role: Role, clock: EventClock, *, chunk_tokens: int, name: str = "") -> None:
         self.kind = kind
         self.role = role
-        self.number = number
+        self.name = name
         self.outstanding_tokens = 0
-        """Of requests that it was given and that have not ended here; what the router balances."""
+        """What the router balances; counted by `simulate`."""
         self.lanes = [Lane(_scheduler(kind, role, clock, chunk_tokens), number) for number in range(kind.stages)]
         self._stage_free_s = [0.0] * kind.stages
         self._arrived: set[RequestId] = set()
         self._results: dict[RequestId, RowResult] = {}
         """Of plain decode rows; frozen, so one for each request does."""
+
+    def comes_computed(self, request_id: RequestId) -> None:
+        """Its pages have been computed elsewhere, and were handed over."""
+        self._arrived.add(request_id)
 
     def submit(self, request: Request) -> Refused | None:
         """To the lane with the fewest requests."""
@@ -125,8 +129,8 @@ class Instance:
         if self.role is not Role.DECODE:
             return step
         for row in batch.rows:  # pages come with a prompt, all but the one that it ends in: the tokens of that one are computed here
-            if len(row.tokens) > 1 and row.request_id not in self._arrived:
-                self._arrived.add(row.request_id)
+            if len(row.tokens) > 1 and row.request_id in self._arrived:
+                self._arrived.discard(row.request_id)  # after a preemption it is computed like any other
                 length, end = len(row.tokens), row.start + len(row.tokens)
                 tail = (end - 1) % self.kind.page_tokens + 1
                 step = step._replace(

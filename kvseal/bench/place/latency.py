@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from kvseal.core.errors import ConfigError
+from kvseal.node.placement import DIRECT_TOKENS
 
 FORMAT = "kvseal-latency-1"
 PUBLISHED = Path(__file__).parent / "published"
@@ -148,6 +149,8 @@ class Latency:
     handoff_bytes_per_s: float
     handoff_step_s: float = 0.0
     """What a hand-off takes beside its bytes."""
+    direct_tokens: int = DIRECT_TOKENS
+    """Prompts with no more tokens are computed where they are answered."""
     kinds: tuple[WorkerKind, ...]
     notes: Mapping[str, object] = field(default_factory=dict)
     """Residuals, machine, versions: for people."""
@@ -180,6 +183,7 @@ def save(latency: Latency, path: Path) -> None:
         "kv_token_bytes": latency.kv_token_bytes,
         "handoff_bytes_per_s": latency.handoff_bytes_per_s,
         "handoff_step_s": latency.handoff_step_s,
+        "direct_tokens": latency.direct_tokens,
         "kinds": kinds,
         "notes": dict(latency.notes),
     }
@@ -266,6 +270,7 @@ def _latency(fields: _Fields) -> Latency:
         kv_token_bytes=fields.count("kv_token_bytes"),
         handoff_bytes_per_s=fields.number("handoff_bytes_per_s", at_least=1.0),
         handoff_step_s=fields.number("handoff_step_s", 0.0),
+        direct_tokens=int(fields.number("direct_tokens", DIRECT_TOKENS)),
         kinds=tuple(_kind(_Fields(kind, f"kind {number}")) for number, kind in enumerate(fields.several("kinds"), 1)),
         notes=notes if isinstance(notes, dict) else {},
     )

@@ -28,7 +28,7 @@ def text(answer: Answer, *, runners_up: int = 6) -> str:
         )
     others = _runners_up(answer, runners_up)
     if others:
-        lines += ["", f"{'runners-up':44}{'req/s':>8}{'/worker':>9}{'of best':>9}  known from"]
+        lines += ["", f"{'runners-up':60}{'req/s':>8}{'/worker':>9}{'of best':>9}  known from"]
         lines += [_row(one, best) for one in others]
     return "\n".join(lines)
 
@@ -101,7 +101,7 @@ def _runners_up(answer: Answer, most: int) -> list[Found]:
     chosen: list[Found] = []
     seen = {_alike(best.placement)}
     for one in answer.found[1:]:
-        if one.rate > 0 and (one.whole or _alike(one.placement) not in seen):
+        if one.rate > 0 and (one.promised or _alike(one.placement) not in seen):
             seen.add(_alike(one.placement))
             chosen.append(one)
     return sorted(chosen, key=lambda one: -one.per_worker)[:most]
@@ -115,8 +115,8 @@ def _alike(placement: Placement) -> tuple[object, ...]:
 
 
 def _row(found: Found, best: Found) -> str:
-    known = "closely simulated" if found.promised else "simulated" if found.whole else "its weaker side alone"
-    return f"{found.placement.name:44}{found.rate:8.3g}{found.per_worker:9.3g}{found.per_worker / best.per_worker:9.2f}  {known}"
+    known = "the scheduler itself" if found.promised else "the fast model"
+    return f"{found.placement.name:60}{found.rate:8.3g}{found.per_worker:9.3g}{found.per_worker / best.per_worker:9.2f}  {known}"
 
 
 def as_json(answer: Answer) -> dict[str, object]:
@@ -157,6 +157,6 @@ def _found_json(found: Found) -> dict[str, object]:
         "rate": round(found.rate, 6),
         "rate_per_worker": round(found.per_worker, 6),
         "attainment": round(found.attainment, 4) if found.promised else None,
-        "simulated_whole": found.whole,
+        "promised": found.promised,
         "held_by": found.held_by or None,
     }

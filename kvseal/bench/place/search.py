@@ -1,9 +1,9 @@
 """The search: every placement of so many workers, by the highest rate at which enough requests meet their limits.
 
-Owns the order of work. Placements whose workers do everything are simulated whole. Of splits there are too many for that: the pool of
-prefill workers and the pool of decode workers are simulated apart, in the way of DistServe (OSDI '24, section 4.1), which finds the
-division where both sustain the same rate in a few runs; the divisions around it are then simulated whole, with the router between them.
-The best of each is sought once more, closely: that figure is promised.
+Owns the order of work. Candidates are judged with the fast model of the scheduler (`fast`). Of splits there may be too many even for that:
+the pool of prefill workers and the pool of decode workers are simulated apart, in the way of DistServe (OSDI '24, section 4.1), which finds
+the division where both sustain the same rate in a few runs; the divisions around it are then simulated whole. The best colocated placement
+and the best split are sought once more with the engine's own scheduler (`simulate`): only those figures are promised.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
-from kvseal.bench.place.curves import Curve, grains_of, highest, in_grains
+from kvseal.bench.place.curves import Curve, highest
+from kvseal.bench.place.fast import simulate_fast
 from kvseal.bench.place.latency import Latency, WorkerKind
 from kvseal.bench.place.simulate import Outcome, Placement, simulate
 from kvseal.bench.place.slo import SLO, Asked, Record, attainment, quantile
@@ -27,11 +27,14 @@ NEARLY = 0.8
 """Kinds of worker that cannot reach this share of the best so far are not looked at more closely."""
 PAIRS = 3
 """Pairs of kinds whose splits are looked at."""
-GRAIN_TOKENS = 4
 IDLE_JOBS = 48
 IDLE_OUTPUTS = 12
 """Tokens of an idle request that are simulated; the rest takes as long."""
-WINDOW_TTFTS = 10
+NEAR, NEAR_AT_MOST = 0.9, 4
+"""Placements that come so near the best of their kind are compared on the fine grid."""
+LOWER_AT_MOST = 6
+"""Times that a rate is lowered, by more each time, until the scheduler keeps what the fast model promised."""
+WINDOW_TTFTS = 5
 WINDOW_LIVES = 4
 """A run lasts at least so many times the limit of TTFT, and so many lifetimes of a request, so that a growing queue shows."""
 MOST_TIMES = 8
@@ -52,8 +55,6 @@ class Question:
     seed: int = 0
     chunk_tokens: tuple[int, ...] | None = None
     """Instead of those that the kinds name."""
-    simulate_whole: int = 3
-    """How many of the best splits are simulated whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +63,8 @@ class Found:
 
     placement: Placement
     rate: float
-    whole: bool
-    """Simulated whole; else what the weaker of its sides sustains alone."""
     promised: bool = False
-    """Sought as closely as a promise needs; the others to the grid of the curves."""
+    """Simulated with the engine's own scheduler, and sought closely; the others with the fast model, to the grid of the curves."""
     attainment: float = 0.0
     """At `rate`, where it is promised."""
     held_by: str = ""
@@ -109,13 +108,27 @@ def search(question: Question) -> Answer:
     return _Search(question).answer()
 
 
-class _Pool(NamedTuple):
-    """Workers of one side of a split, and the rate that they sustain."""
+class _Pool:
+    """Workers of one side of a split."""
 
-    kind: WorkerKind
-    count: int
-    chunk_tokens: int
-    rate: float
+    def __init__(self, kind: WorkerKind, count: int, chunk_tokens: int, curve: Curve, target: float, guess: float) -> None:
+        self.kind = kind
+        self.count = count
+        self.chunk_tokens = chunk_tokens
+        self._curve = curve
+        self._target = target
+        self._guess = guess
+        self._rate: float | None = None
+
+    @property
+    def rate(self) -> float:
+        """That they sustain. Sought when first asked for."""
+        if self._rate is None:
+            self._rate = self._curve.goodput(self._target, self._guess)
+        return self._rate
+
+    def reaches(self, rate: float) -> bool:
+        return self._curve.reaches(self._target, rate)
 
 
 class _Search:
@@ -126,7 +139,7 @@ class _Search:
         self.idle = idle_times(question)
         self.slo = question.asked.resolved(self.idle.typical())
         self._guess = 1.0 / max(1e-9, self.idle.life_s)
-        self._pools: dict[tuple[str, int, bool], _Pool] = {}
+        self._pools: dict[tuple[str, bool], dict[int, _Pool]] = {}
 
     def answer(self) -> Answer:
         impossible = self._impossible()
@@ -136,7 +149,10 @@ class _Search:
         found: list[Found] = []
         for split in (False, True):
             some = [one for one in rough if one.placement.split is split]
-            found += [self._promise(one) if not number and one.whole and one.rate else one for number, one in enumerate(some)]
+            near = [one for one in some if one.rate and one.per_worker >= NEAR * some[0].per_worker][:NEAR_AT_MOST]
+            closer = sorted(map(self._closer, near), key=_order)
+            found += [self._promise(one) if not number and one.rate else one for number, one in enumerate(closer)]
+            found += [one for one in some if one not in near]
         return Answer(question=self._q, slo=self.slo, idle=self.idle, found=tuple(sorted(found, key=_order)))
 
     def _impossible(self) -> str:
@@ -174,13 +190,12 @@ class _Search:
         """Above it all requests of a run would come within one lifetime."""
         return MOST_TIMES * self._q.requests / max(1e-6, self.idle.life_s)
 
-    def _curve(self, place: Placement, slo: SLO, load: Callable[[list[Job]], list[Job]] = list, latency: Latency | None = None) -> Curve:
+    def _curve(self, place: Placement, slo: SLO, load: Callable[[list[Job]], list[Job]] = list) -> Curve:
         """Of a pool, with what `load` makes of the jobs that come at a rate."""
-        times = latency or self._latency
 
         def at(rate: float) -> float:
             jobs = load(self._jobs(rate))
-            outcome = simulate(place, times, jobs, slo=slo, missed_allowed=int(CURVE_MISSED * len(jobs)))
+            outcome = simulate_fast(place, self._latency, jobs, slo=slo, missed_allowed=int(CURVE_MISSED * len(jobs)))
             return 0.0 if outcome.stopped else attainment(outcome.records, slo)
 
         return Curve(at, self._most_rate())
@@ -201,34 +216,29 @@ class _Search:
                     continue
                 rate = curve.goodput(self._q.target, guess * place.workers or self._guess * count)
                 best, guess = max(best, rate / place.workers), rate / place.workers or guess
-                yield Found(placement=place, rate=rate, whole=True)
+                yield Found(placement=place, rate=rate)
 
     # --- splits: pools of each side ---
 
     def _pool(self, kind: WorkerKind, count: int, *, prefill: bool) -> _Pool:
-        """So many workers of one side, with the chunk size that is best for one of them; kept."""
-        key = (kind.name, count, prefill)
-        if key not in self._pools:
-            one = self._pools.get((kind.name, 1, prefill))
-            guess = one.rate * count if one and one.rate else self._guess * count
-            self._pools[key] = self._front(kind, count, guess) if prefill else self._back(kind, count, guess)
-        return self._pools[key]
+        """So many workers of one side, with the chunk size that was best for the first such pool that was looked at; kept."""
+        side = self._pools.setdefault((kind.name, prefill), {})
+        if count not in side:
+            known = next(iter(side.values()), None)
+            guess = self._guess * count if known is None else known.rate / known.count * count
+            chunks = self._chunks(kind) if known is None else (known.chunk_tokens,)
+            made = [self._one_side(kind, count, chunk, guess, prefill=prefill) for chunk in (chunks if prefill else chunks[:1])]
+            side[count] = max(made, key=lambda pool: pool.rate) if len(made) > 1 else made[0]
+        return side[count]
 
-    def _front(self, kind: WorkerKind, count: int, guess: float) -> _Pool:
-        slo = SLO(ttft_s=self.slo.ttft_s)
-        one = self._pools.get((kind.name, 1, True))
-        pools = []
-        for chunk in (one.chunk_tokens,) if one and one.rate else self._chunks(kind):
-            curve = self._curve(Placement(prefill=count, prefill_kind=kind, chunk_tokens=chunk), slo, _first_tokens)
-            pools.append(_Pool(kind, count, chunk, curve.goodput(self._q.target, guess)))
-        return max(pools, key=lambda pool: pool.rate)
-
-    def _back(self, kind: WorkerKind, count: int, guess: float) -> _Pool:
-        coarse, slo = in_grains(kind, SLO(tpot_s=self.slo.tpot_s, tbt_s=self.slo.tbt_s), GRAIN_TOKENS)
-        latency = replace(self._latency, kv_token_bytes=GRAIN_TOKENS * self._latency.kv_token_bytes)
-        place = Placement(decode=count, decode_kind=coarse)
-        curve = self._curve(place, slo, lambda jobs: grains_of(jobs, GRAIN_TOKENS), latency)
-        return _Pool(kind, count, 0, curve.goodput(self._q.target, guess))
+    def _one_side(self, kind: WorkerKind, count: int, chunk: int, guess: float, *, prefill: bool) -> _Pool:
+        if prefill:
+            place = Placement(prefill=count, prefill_kind=kind, chunk_tokens=chunk)
+            curve = self._curve(place, SLO(ttft_s=self.slo.ttft_s), _first_tokens)
+        else:
+            place = Placement(decode=count, decode_kind=kind)
+            curve = self._curve(place, SLO(tpot_s=self.slo.tpot_s, tbt_s=self.slo.tbt_s))
+        return _Pool(kind, count, chunk, curve, self._q.target, guess or self._guess)
 
     def _pairs(self) -> list[tuple[WorkerKind, WorkerKind]]:
         """Kinds for prefill and decode, the most promising pairs first, judged by what one worker of each sustains per device."""
@@ -246,7 +256,7 @@ class _Search:
         return [pair for pair in sorted(pairs, key=devices)[:PAIRS] if devices(pair) < math.inf]
 
     def _splits(self) -> Iterator[Found]:
-        rough: dict[Placement, float] = {}
+        seen: set[Placement] = set()
         for pair in self._pairs():
             for front, back in self._balanced(*pair):
                 place = Placement(
@@ -256,14 +266,9 @@ class _Search:
                     decode_kind=back.kind,
                     chunk_tokens=front.chunk_tokens,
                 )
-                rough[place] = min(front.rate, back.rate)
-        best = sorted(rough, key=lambda place: -rough[place] / place.workers)
-        for number, place in enumerate(best):
-            if number >= self._q.simulate_whole or not rough[place]:
-                yield Found(placement=place, rate=rough[place], whole=False)
-                continue
-            rate = self._curve(place, self.slo).goodput(self._q.target, rough[place])
-            yield Found(placement=place, rate=rate, whole=True)
+                if place not in seen and front.rate:
+                    seen.add(place)
+                    yield Found(placement=place, rate=self._curve(place, self.slo).goodput(self._q.target, front.rate))
 
     def _balanced(self, kind: WorkerKind, other: WorkerKind) -> Iterator[tuple[_Pool, _Pool]]:
         """Divisions of the workers around the one where both sides sustain the same: with more for prefill, decode holds all back."""
@@ -272,51 +277,59 @@ class _Search:
         while low < high:
             middle = (low + high) // 2
             front = self._pool(kind, middle, prefill=True)
-            back = self._pool(other, (workers - middle * kind.width) // other.width, prefill=False)
-            low, high = (low, middle) if front.rate >= back.rate else (middle + 1, high)
+            enough = self._pool(other, (workers - middle * kind.width) // other.width, prefill=False).reaches(front.rate)
+            low, high = (middle + 1, high) if enough else (low, middle)
         for prefill in (low, low - 1, low + 1):
             decode = (workers - prefill * kind.width) // other.width
             if prefill < 1 or decode < 1:
                 continue
             front = self._pool(kind, prefill, prefill=True)
-            yield front, self._pool(other, decode, prefill=False)
-            fewer = self._enough(front, other, decode)
-            if fewer < decode:
-                yield front, self._pool(other, fewer, prefill=False)
+            enough = self._enough(front, other, decode)
+            for count in {decode, enough, max(1, enough - 1)}:  # one less than enough may still be more for each
+                yield front, self._pool(other, count, prefill=False)
 
     def _enough(self, front: _Pool, kind: WorkerKind, most: int) -> int:
         """The fewest decode workers that sustain what these prefill workers do; `most` if none fewer does."""
         low, high = 1, most
         while low < high:
             middle = (low + high) // 2
-            low, high = (low, middle) if self._pool(kind, middle, prefill=False).rate >= front.rate else (middle + 1, high)
+            low, high = (low, middle) if self._pool(kind, middle, prefill=False).reaches(front.rate) else (middle + 1, high)
         return low
 
     # --- the promise ---
 
-    def _promise(self, rough: Found) -> Found:
-        """The rate of a placement, as closely as it is promised."""
-        target = self._q.target
-        seen: dict[int, Outcome] = {}
+    def _run_at(self, run: Callable[..., Outcome], place: Placement, power: int) -> Outcome:
+        jobs = self._jobs(FINE**power)
+        allowed = int((1 - self._q.target) * len(jobs) + 1e-9)
+        return run(place, self._latency, jobs, slo=self.slo, missed_allowed=allowed)
+
+    def _closer(self, rough: Found) -> Found:
+        """The rate to the fine grid, by the fast model."""
 
         def passes(power: int) -> bool:
-            jobs = self._jobs(FINE**power)
-            allowed = int((1 - target) * len(jobs) + 1e-9)
-            seen[power] = simulate(rough.placement, self._latency, jobs, slo=self.slo, missed_allowed=allowed)
-            return not seen[power].stopped
+            return not self._run_at(simulate_fast, rough.placement, power).stopped
 
         most = math.floor(math.log(self._most_rate(), FINE))
         power = highest(passes, round(math.log(rough.rate, FINE)), most, first=2)
-        if power is None:
-            return replace(rough, rate=0.0)
-        over = seen.get(power + 1)
-        return replace(
-            rough,
-            rate=FINE**power,
-            promised=True,
-            attainment=attainment(seen[power].records, self.slo),
-            held_by=most_missed(over.records, self.slo) if over else "",
-        )
+        return replace(rough, rate=0.0 if power is None else FINE**power)
+
+    def _promise(self, close: Found) -> Found:
+        """The same, lowered until the engine's own scheduler keeps it."""
+        place = close.placement
+        power = round(math.log(close.rate, FINE))
+        over = self._run_at(simulate_fast, place, power + 1)
+        for lower in range(LOWER_AT_MOST):
+            outcome = self._run_at(simulate, place, power - lower * lower)
+            if not outcome.stopped:
+                return replace(
+                    close,
+                    rate=FINE ** (power - lower * lower),
+                    promised=True,
+                    attainment=attainment(outcome.records, self.slo),
+                    held_by=most_missed(over.records, self.slo),
+                )
+            over = outcome
+        return replace(close, rate=0.0)
 
 
 def _order(found: Found) -> tuple[float, int]:

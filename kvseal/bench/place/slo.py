@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from kvseal.core.errors import ConfigError
 
@@ -23,7 +22,7 @@ LONGEST_SHARE = 0.1
 class Record:
     """What became of one request."""
 
-    __slots__ = ("arrived_s", "first_s", "last_s", "output_tokens", "produced", "prompt_tokens", "refused", "times")
+    __slots__ = ("arrived_s", "first_s", "gaps", "last_s", "output_tokens", "produced", "prompt_tokens", "refused")
 
     def __init__(self, arrived_s: float, output_tokens: int, prompt_tokens: int = 0) -> None:
         self.arrived_s = arrived_s
@@ -33,8 +32,8 @@ class Record:
         self.first_s = math.inf
         self.last_s = math.inf
         self.refused = False
-        self.times: list[float] = []
-        """Of every token, where gaps are looked at."""
+        self.gaps: list[tuple[float, int]] = []
+        """Times between tokens, and how many in a row were the same; kept where they are looked at."""
 
     @property
     def done(self) -> bool:
@@ -55,9 +54,13 @@ class Record:
     def tbt_s(self) -> float:
         if not self.done:
             return math.inf
-        gaps = sorted((later - earlier for earlier, later in pairwise(self.times)), reverse=True)
-        longest = gaps[: max(1, math.ceil(LONGEST_SHARE * len(gaps)))]
-        return sum(longest) / len(longest) if longest else 0.0
+        left = longest = max(1, math.ceil(LONGEST_SHARE * (self.produced - 1)))
+        total = 0.0
+        for gap_s, count in sorted(self.gaps, reverse=True):
+            taken = min(left, count)
+            total += taken * gap_s
+            left -= taken
+        return total / longest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

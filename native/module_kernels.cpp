@@ -140,6 +140,7 @@ void add_kernels(nb::module_& m) {
         return nb::bytes(reinterpret_cast<const char*>(&d), 16);
     }, nb::arg("data"), nb::arg("seed"));
 
+    m.attr("CHECKED") = CHECKED;
     m.def("fma_rate", [](double seconds) {
         nb::gil_scoped_release unlocked;
         return roofline::fma_rate(seconds);

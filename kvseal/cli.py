@@ -250,10 +250,10 @@ def _engine_config(options: argparse.Namespace, model: Path) -> EngineConfig:
 
 def _serve(options: argparse.Namespace) -> int:
     from kvseal.node.models import resolve_model
-    from kvseal.serve.server import run_server
+    from kvseal.serve.boot import serve
 
     path = resolve_model(options.model)
-    run_server(_serve_config(options, _engine_config(options, path), _fleet_config(options)))
+    serve(_serve_config(options, _engine_config(options, path), _fleet_config(options)))
     return 0
 
 
@@ -305,7 +305,7 @@ def _worker(options: argparse.Namespace) -> int:
 
 def _route(options: argparse.Namespace) -> int:
     from kvseal.node.models import resolve_model
-    from kvseal.serve.server import run_server
+    from kvseal.serve.boot import serve
 
     fleet = FleetConfig(
         workers=tuple(part.strip() for part in options.workers.split(",") if part.strip()),
@@ -313,7 +313,7 @@ def _route(options: argparse.Namespace) -> int:
         on_failure=options.on_handoff_failure,
         tls=_tls_files(options),
     )
-    run_server(_serve_config(options, EngineConfig(model=resolve_model(options.model)), fleet))
+    serve(_serve_config(options, EngineConfig(model=resolve_model(options.model)), fleet))
     return 0
 
 

@@ -24,6 +24,8 @@ LOOK_EVERY_S = 0.25
 OWN_PAUSE_S = 0.75
 ANSWER_S = 3.0
 """For a node to be asked and to answer, after this process has stood still."""
+GROWTH_TOKENS = 64
+"""Room that is kept for each answer to grow into; what grows further makes the node's scheduler choose who waits."""
 SMALLEST_NODE = "what the smallest node holds"
 
 
@@ -32,6 +34,8 @@ class _Work:
 
     def __init__(self) -> None:
         self.outstanding_tokens = 0
+        self.answers: set[SplitRequest] = set()
+        """Requests that are answered there."""
         self.promised: Counter[bytes] = Counter()
         """Keys that it will hold when what it is computing is done."""
 
@@ -100,27 +104,46 @@ class Fleet:
         self._frozen = frozen
         return fresh
 
-    def candidates(self, keys: Sequence[bytes], page_tokens: int) -> tuple[list[Candidate], list[Candidate]]:
-        """Usable nodes of the two roles, with what they hold of a prompt with these keys."""
+    def candidates(self, one: SplitRequest) -> tuple[list[Candidate], list[Candidate]]:
+        """Usable nodes of the two roles, with what they hold of its prompt; of those that answer, the ones with room if there are any."""
+        page_tokens = self.report.page_tokens
         found: dict[str, list[Candidate]] = {"prefill": [], "decode": []}
+        roomy = [node for node in self.nodes if node.role == "decode" and self.usable(node) and self._has_room(node, one)]
         for node in self.nodes:
-            if self.usable(node):
+            if self.usable(node) and (node.role == "prefill" or not roomy or node in roomy):
                 work = self._work[node]
-                cached = held_pages(keys, node.cached, {})
-                coming = held_pages(keys, node.cached, work.promised)
+                cached = held_pages(one.keys, node.cached, {})
+                coming = held_pages(one.keys, node.cached, work.promised)
                 candidate = Candidate(node.name, work.outstanding_tokens, cached * page_tokens, coming * page_tokens)
                 found[node.role].append(candidate)
         return found["prefill"], found["decode"]
+
+    def has_room(self, one: SplitRequest) -> bool:
+        """Whether it can be placed now. Where nobody is usable it can: it is refused then, not kept waiting."""
+        decodes = [node for node in self.nodes if node.role == "decode" and self.usable(node)]
+        return not decodes or one.request.max_output_tokens == 1 or any(self._has_room(node, one) for node in decodes)
+
+    def _has_room(self, node: NodeClient, one: SplitRequest) -> bool:
+        """For the prompt and some of the answer, beside what is open there. An empty node has room: the request fits it alone (L1)."""
+        there = self._work[node].answers
+        if not there:
+            return True
+        held = sum(len(other.request.prompt_tokens) + len(other.output) + GROWTH_TOKENS for other in there)
+        report = node.report
+        return len(there) < report.max_running and held + len(one.request.prompt_tokens) + GROWTH_TOKENS <= report.pool_tokens
 
     # --- work ---
 
     def took(self, one: SplitRequest) -> None:
         """Its nodes have this much more to do."""
         prompt, output = len(one.request.prompt_tokens), one.request.max_output_tokens
-        prefill, decode = (prompt, prompt + min(output, prompt + 256)) if one.prefill_node else (0, prompt + min(output, prompt + 256))
+        decode = prompt + min(output, prompt + GROWTH_TOKENS)
+        prefill = prompt if one.prefill_node is not None else 0
         self._cost[one] = (prefill, decode)
         self._add(one.prefill_node, prefill, one.keys, 1)
         self._add(one.decode_node, decode, one.keys, 1)
+        if one.decode_node is not None:
+            self._work[one.decode_node].answers.add(one)
 
     def prefilled(self, one: SplitRequest) -> None:
         """Its prompt is computed, or will not be."""
@@ -133,6 +156,8 @@ class Fleet:
         """Its nodes have nothing more to do for it. Safe to call twice."""
         self.prefilled(one)
         _, decode = self._cost.pop(one, (0, 0))
+        if one.decode_node is not None:
+            self._work[one.decode_node].answers.discard(one)
         if decode:
             self._add(one.decode_node, decode, one.keys, -1)
 

@@ -24,7 +24,7 @@ from dataclasses import replace
 from kvseal.core.clock import Clock, MonotonicClock
 from kvseal.core.errors import ContextLengthExceeded, DeadlineExceeded, Draining, EngineDied, Overloaded
 from kvseal.core.events import EndedEvent, Event
-from kvseal.core.ids import RequestId
+from kvseal.core.ids import RequestId, Scope
 from kvseal.core.outcome import Cancelled, Failed, Outcome, Refused, Usage
 from kvseal.core.request import Request
 from kvseal.kv.feed import FEED_KEY_BYTES
@@ -32,10 +32,12 @@ from kvseal.node import messages as m
 from kvseal.node import peer_messages as p
 from kvseal.node.build_node import feed_keys
 from kvseal.node.client import CLOSE_TIMEOUT_S, EngineState
+from kvseal.node.errands import bring_back, prove
 from kvseal.node.fleet import LOOK_EVERY_S, Fleet
 from kvseal.node.node_client import Leg, NodeClient
 from kvseal.node.placement import DIRECT_TOKENS, place
 from kvseal.node.report import EngineStats, StartReport
+from kvseal.node.router_line import RouterLine
 from kvseal.node.split_request import Next, SplitRequest
 from kvseal.node.stream import RequestStream
 
@@ -73,6 +75,7 @@ class Router:
         self._direct_tokens = direct_tokens
         self._keys = feed_keys(secret, self.fleet.report)
         self._requests: dict[RequestId, SplitRequest] = {}
+        self._line = RouterLine()
         self._late_at_s: dict[RequestId, float] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -119,7 +122,8 @@ class Router:
         self._idle.clear()
         if request.deadline_s is not None:
             self._late_at_s[request.request_id] = self._clock.now_s() + request.deadline_s + GRACE_S
-        self._place(one)
+        self._line.push(one)
+        self._dispatch()
         return stream
 
     def cancel(self, request_id: RequestId) -> None:
@@ -144,7 +148,11 @@ class Router:
     async def stats(self) -> EngineStats:
         """Of all nodes that answer, added up. Raises `EngineDied` when none does."""
         stats = await self.fleet.stats()
-        return replace(stats, waiting=stats.waiting, handoff={**stats.handoff, **self.counters})
+        return replace(stats, waiting=stats.waiting + len(self._line), handoff={**stats.handoff, **self.counters})
+
+    async def prove(self, scope: Scope) -> None:
+        """Ready means ready: every node takes part in a hand-off before the first request. Raises `EngineDied`."""
+        await prove(self.fleet, scope)
 
     async def drain(self, timeout_s: float) -> bool:
         """Takes nothing new and waits for what is open; True if all of it ended by itself, else the rest is cancelled."""
@@ -184,11 +192,17 @@ class Router:
             return Overloaded(f"{len(self._requests)} requests are open already; try again later", retry_after_s=5.0)
         return None
 
+    def _dispatch(self) -> None:
+        """Places those in line, as long as there is room for the first."""
+        while (one := self._line.first()) is not None and self.fleet.has_room(one):
+            self._line.pop()
+            self._place(one)
+
     def _place(self, one: SplitRequest) -> None:
         """Opens the legs of a new attempt."""
-        request, page_tokens = one.request, self.fleet.report.page_tokens
+        request = one.request
         prompt_tokens = len(request.prompt_tokens)
-        prefills, decodes = self.fleet.candidates(one.keys, page_tokens)
+        prefills, decodes = self.fleet.candidates(one)
         placement = place(
             prompt_tokens,
             request.max_output_tokens,
@@ -221,12 +235,11 @@ class Router:
         self.counters["split"] += 1
         one.handoff = f"h-{secrets.token_hex(8)}"
         one.prefilling = True
-        timeout_s = self._handoff_timeout_s
+        attempt, timeout_s = one.attempt, self._handoff_timeout_s
         # The receiver first: it must know the request when the Intent comes. Its events wait in `event` for nothing.
         self._open(one, decode, p.Receive(request, one.handoff, sender.incarnation, QUEUED_TIMEOUT_S), request)
-        if not one.ended and one.decode is not None and not one.decode.ended:
+        if one.attempt == attempt and not one.ended and one.decode is not None and not one.decode.ended:
             message = p.Prefill(request, one.handoff, receiver.incarnation, timeout_s)
-            attempt = one.attempt
             leg = prefill.open(request.request_id, message, lambda leg, event: self._event(one, attempt, leg, event, prefill=True))
             if one.attempt == attempt:
                 one.prefill = leg
@@ -300,9 +313,12 @@ class Router:
         if one.differed:
             self.counters["differed"] += 1
             _log.error("request %s: the tokens of two nodes differ (law L13)", one.request.request_id)
+        if one.completed and bring_back(self.fleet, one, self.fleet.report.page_tokens):
+            self.counters["brought_back"] += 1
         self._release(one)
         if not self._requests:
             self._idle.set()
+        self._dispatch()
 
     # --- between nodes ---
 
@@ -333,6 +349,7 @@ class Router:
             for node in self.fleet.look(now_s):
                 _log.error("node %s has made no progress for %.1f s: nothing new goes there", node.name, node.last_progress_age_s)
                 self._frozen(node)
+            self._dispatch()
 
     def _frozen(self, node: NodeClient) -> None:
         """What nobody has seen anything of goes elsewhere; prompts that it computes for others are computed there."""

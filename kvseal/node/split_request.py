@@ -81,6 +81,7 @@ class SplitRequest:
         self.output: list[int] = []
         """Emitted so far."""
         self.differed = False
+        self.completed = False
         self.cancelled = False
         self._early = early
         self._seen = 0
@@ -100,6 +101,7 @@ class SplitRequest:
         self._first, self._seen, self._cached_tokens = None, 0, None
 
     def end(self, outcome: Outcome) -> Next:
+        self.completed = isinstance(outcome, Completed)
         self.stream.end(outcome)
         return Next.DONE
 

@@ -150,6 +150,7 @@ def _handoffs(counts: Mapping[str, int]) -> Iterator[Metric]:
         ("direct", "Requests placed on their decode node alone."),
         ("placed_again", "Requests placed again because a node died, froze or refused, before any token of theirs was emitted."),
         ("lost", "Hand-offs given up by the router because the prefill node died or froze."),
+        ("brought_back", "Answers whose pages were sent back to the node that computes prompts."),
         ("differed", "Requests stopped because two nodes computed different tokens (law L13)."),
     ):
         yield CounterMetricFamily(f"kvseal_handoff_{name}", text, value=counts.get(name, 0))

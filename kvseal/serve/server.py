@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from kvseal.core.config import ServeConfig
+from kvseal.core.config import FleetConfig, ServeConfig
 from kvseal.core.errors import ConfigError, EngineDied, KVSealError
 from kvseal.core.events import EndedEvent
 from kvseal.core.ids import RequestId
@@ -177,6 +177,8 @@ async def _warm_up(engine: EngineClient | Router, scopes: Scopes) -> None:
     )
 
     async def run() -> None:
+        if isinstance(engine, Router):
+            await engine.prove(request.scope)
         async for event in engine.submit(request):
             if isinstance(event, EndedEvent) and not isinstance(event.outcome, Completed):
                 raise EngineDied(f"the first token did not come out of the engine ({type(event.outcome).__name__})")
@@ -276,6 +278,7 @@ def start_report(config: ServeConfig, model: ServedModel) -> str:
         ("served context", f"{report.served_context_tokens} tokens per request, prompt and output together ({report.context_reason})"),
         ("full-length requests", f"{report.full_length_requests} fit at once"),
         ("limits", f"{report.max_running} running, {report.max_queued} queued, {report.chunk_tokens} tokens per step"),
+        *([] if config.fleet is None else [("nodes", _nodes(config.fleet))]),
         ("sampling", f"{sampling or 'temperature 1'} unless a request says otherwise"),
         ("bodies", f"{_size(config.max_body_bytes)} at most; request timeout {config.request_timeout_s or 'none'}"),
         ("API keys", "needed" if config.api_keys is not None else "none: whoever reaches the port may use it"),
@@ -292,3 +295,12 @@ def _size(count: int) -> str:
             break
         size /= 1024
     return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def _nodes(fleet: FleetConfig) -> str:
+    who = (
+        f"{len(fleet.workers)} workers"
+        if fleet.workers
+        else f"{fleet.prefill} for prompts, {fleet.decode} for answers; pool and limits are those for answers"
+    )
+    return f"{who}; a failed hand-off is {'computed again' if fleet.on_failure == 'recompute' else 'an error'}"

@@ -316,12 +316,43 @@ def test_drain_cancels_what_does_not_end_in_time() -> None:
     run(body)
 
 
+def test_finished_by_its_reader_is_completed() -> None:
+    """A stop string is found in text, above the engine: that is no cancellation."""
+
+    async def body() -> None:
+        async with engine("echo-slow") as client:
+            stream = client.submit(request("stopped", output=8_000))
+            await anext(aiter(stream))
+            stream.finish()
+            _, outcome = await read(stream)
+            assert isinstance(outcome, Completed) and outcome.reason is FinishReason.STOP
+            stream.finish()
+            assert (await client.stats()).outcomes == {"completed": 1}
+
+    run(body)
+
+
+def test_a_listener_gets_what_was_there_and_what_comes() -> None:
+    async def body() -> None:
+        async with engine() as client:
+            stream = client.submit(request("heard", output=40))
+            first = await anext(aiter(stream))
+            events: list[Event] = []
+            await until(lambda: len(stream._events) > 1)
+            stream.listen(events.append)
+            await until(lambda: isinstance(events[-1], EndedEvent))
+            assert len(events) == 40 and isinstance(first, TokensEvent)
+            assert all(isinstance(event, TokensEvent) for event in events[:-1])
+
+    run(body)
+
+
 def test_close_ends_every_stream() -> None:
     async def body() -> None:
         async with engine("echo-slow") as client:
             stream = client.submit(request("open", output=8_000))
         _, outcome = await read(stream)
-        assert isinstance(outcome, Failed)
+        assert isinstance(outcome, Failed) and isinstance(outcome.error, Draining)
         assert client.state is EngineState.CLOSED
         with pytest.raises(EngineDied):
             await client.stats()

@@ -1,0 +1,141 @@
+"""Workers over TCP: nothing without the secret, everything with it; a lost router leaves nothing open, a lost worker comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from kvseal.core.errors import ConfigError, SetupError
+from kvseal.core.events import TokensEvent
+from kvseal.core.outcome import Completed
+from kvseal.lab.rig import truth
+from kvseal.node.channel import Channel, address_of
+from kvseal.node.link_server import LinkServer
+from kvseal.node.messages import Ping, ProtocolBroken, decode_to_engine, frame
+from kvseal.node.node_client import NodeClient
+from kvseal.node.remote import RemoteNode
+from kvseal.node.router import Router
+from kvseal.node.transfer_desk import TransferDesk
+
+from .fleets import SECRET, config, nodes, prompt, read, request
+
+HOST = "127.0.0.1"
+
+
+def test_addresses() -> None:
+    assert address_of("10.0.0.1:7000", "--listen") == ("10.0.0.1", 7000)
+    assert address_of("[::1]:7000", "--listen") == ("::1", 7000)
+    for wrong in ("", "host", "host:", ":7000", "host:port", "host:70000"):
+        with pytest.raises(ConfigError):
+            address_of(wrong, "--listen")
+
+
+# --- the channel ---
+
+
+def channels() -> tuple[Channel, Channel]:
+    return Channel(b"k" * 32, dialer=True), Channel(b"k" * 32, dialer=False)
+
+
+def test_what_was_closed_is_opened_in_order() -> None:
+    ours, theirs = channels()
+    for message in (Ping(), Ping()):
+        assert decode_to_engine(theirs.opened(ours.closed(frame(message))[4:])) == message
+
+
+@pytest.mark.parametrize("how", ["changed", "repeated", "left out", "reflected", "another key"])
+def test_anything_else_is_no_frame(how: str) -> None:
+    ours, theirs = channels()
+    first, second = ours.closed(frame(Ping()))[4:], ours.closed(frame(Ping()))[4:]
+    with pytest.raises(ProtocolBroken):
+        match how:
+            case "changed":
+                theirs.opened(first[:-1] + bytes([first[-1] ^ 1]))
+            case "repeated":
+                theirs.opened(first)
+                theirs.opened(first)
+            case "left out":
+                theirs.opened(second)
+            case "reflected":
+                ours.opened(first)
+            case _:
+                Channel(b"j" * 32, dialer=False).opened(first)
+
+
+# --- links ---
+
+
+@asynccontextmanager
+async def worker(role: str, number: int = 0, *, secret: bytes = SECRET) -> AsyncIterator[tuple[NodeClient, LinkServer]]:
+    (node,) = await nodes(config(role, number))
+    links = LinkServer(node, secret, None)
+    await links.listen(HOST, 0)
+    try:
+        yield node, links
+    finally:
+        await links.close()
+        await node.close()
+
+
+def test_two_workers_and_a_router() -> None:
+    right = truth(prompt(1, 90), 6)
+
+    async def run() -> None:
+        async with worker("prefill") as (prefill, first), worker("decode") as (decode, second):
+            with pytest.raises(SetupError, match=r"not trusted|cannot be reached"):
+                await RemoteNode.connect(HOST, first.port, secret=b"another secret of the tests")
+            remotes = [await RemoteNode.connect(HOST, links.port, secret=SECRET) for links in (first, second)]
+            router = Router(remotes, secret=SECRET)
+            answer = await read(router.submit(request("a", prompt(1, 90))))
+            assert isinstance(answer.outcome, Completed) and answer.tokens == right
+            assert (await router.stats()).handoff["received"] == 1
+            await asyncio.sleep(0.1)
+            assert all(remote.cached for remote in remotes)
+
+            # An engine that dies is started again by its worker, and the router finds it again.
+            os.kill(prefill.pid or 0, signal.SIGKILL)
+            async with asyncio.timeout(60):
+                while not all(router.fleet.usable(remote) and remote.restarts for remote in remotes[:1]):
+                    await asyncio.sleep(0.05)
+            answer = await read(router.submit(request("b", prompt(2, 90))))
+            assert isinstance(answer.outcome, Completed) and answer.tokens == truth(prompt(2, 90), 6)
+
+            # A router that goes leaves nothing behind.
+            stream = router.submit(request("c", prompt(3, 90), 800))
+            assert isinstance(await anext(stream), TokensEvent)
+            await router.close()
+            async with asyncio.timeout(60):
+                while prefill.open_requests or decode.open_requests:
+                    await asyncio.sleep(0.05)
+
+    asyncio.run(run())
+
+
+def test_a_front_arranges_the_hand_off() -> None:
+    right = truth(prompt(4, 90), 6)
+
+    async def run() -> None:
+        async with worker("prefill") as (prefill, first), worker("decode") as (decode, second):
+            desks = [TransferDesk(*pair, secret=SECRET, host=HOST, tls=None) for pair in ((prefill, first), (decode, second))]
+            await read(prefill.submit(request("front-1", prompt(4, 90), 1)))
+            offer = desks[0].offer({"do_remote_decode": True})
+            assert offer is not None and desks[1].offer(None) is None
+            source = desks[1].read({"kv_transfer_params": dict(offer)})
+            assert source is not None
+            answer = await read(desks[1].submit(request("front-2", prompt(4, 90)), source))
+            assert isinstance(answer.outcome, Completed) and answer.tokens == right
+            assert (await decode.stats()).handoff["received"] == 1
+
+            # What the source does not hold (any more) is computed here.
+            answer = await read(desks[1].submit(request("front-3", prompt(5, 90)), source))
+            assert isinstance(answer.outcome, Completed) and answer.tokens == truth(prompt(5, 90), 6)
+            assert (await decode.stats()).handoff["recomputed"] == 1
+            for desk in desks:
+                await desk.close()
+
+    asyncio.run(run())

@@ -21,6 +21,7 @@ from kvseal.bench.suite.text import from_json
 from kvseal.core.errors import ConfigError
 
 BENCHMARKS: dict[str, tuple[str, ...]] = {
+    "start": ("16",),
     "linear": ("13",),
     "decode": ("9",),
     "scheduler": ("7",),

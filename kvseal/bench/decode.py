@@ -42,7 +42,7 @@ class Decoding:
         """Median over the steps, after prefilling anew."""
         tables = self._loop.tables(self._rows, CONTEXT_TOKENS + self._steps)
         for start in range(0, CONTEXT_TOKENS, 64):
-            self._loop.step(tables, start, 64)
+            self._loop.step(tables, start, min(64, CONTEXT_TOKENS - start))
         times = [self._loop.step(tables, CONTEXT_TOKENS + index, 1) for index in range(self._steps)]
         return float(np.median(times))
 

@@ -16,12 +16,17 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from kvseal.bench.suite.board import Entry, Result, Side, Target, missing
+from kvseal.bench.suite.command import Context, add_options, context_of, finish, measured
 from kvseal.core.errors import EngineDied
+
+MOST_SECONDS, MOST_MB = Target(high=1.5), Target(high=150.0)
 
 TIMEOUT_S = 60.0
 POLL_S = 0.002
@@ -143,32 +148,66 @@ def _kind(name: str, size_kib: int, pool_kib: int) -> str:
     return "arena" if pool_kib <= size_kib <= 1.02 * pool_kib + 4096 else "weights"
 
 
+def side(name: str, unit: str, starts: Sequence[Start], value: Callable[[Start], float]) -> Side:
+    return Side(name, unit, tuple(map(value, starts)))
+
+
+def entries_of(own: Sequence[Start], others: Sequence[Start]) -> list[Entry]:
+    """`others`: of the other tree, which took turns; empty without one."""
+    weights, arena = (statistics.median(map(value, own)) for value in (_weights_mib, _arena_mib))
+    held = f"weights {weights:.0f} MiB and arena {arena:.0f} MiB besides; proportional share of all processes, after one token"
+    entries = [
+        Entry(figure="16", name="exec to first token over HTTP", a=side("start", "s", own, _first_token_s), target=MOST_SECONDS),
+        Entry(figure="16", name="memory beyond weights and arena", a=side("beyond", "MB", own, _beyond_mb), target=MOST_MB, note=held),
+    ]
+    if others:
+        a, b = side("this tree", "s", own, _first_token_s), side("the other tree", "s", others, _first_token_s)
+        entries.append(Entry(figure="16", name="exec to first token, this tree / the other", a=a, b=b))
+    return entries
+
+
+def run(context: Context, *, against: Path | None = None, serve: Sequence[str] = ()) -> Result:
+    """One start of each tree warms the disk; then they take turns."""
+    arguments = [*([context.model] if context.model else []), *(["--threads", str(context.threads)] if context.threads else []), *serve]
+    trees = [Path(__file__).parents[2], *([against] if against is not None else [])]
+    starts: list[list[Start]] = [[] for _ in trees]
+    try:
+        for turn in range(context.pairs + 1):
+            context.say("warming the disk" if not turn else f"start {turn} of {context.pairs}")
+            for tree, found in zip(trees, starts, strict=True):
+                start = measure(tree, arguments)
+                found += [start] if turn else []
+        entries = entries_of(starts[0], starts[1] if against is not None else [])
+    except EngineDied as died:
+        entries = [missing("16", "exec to first token over HTTP", str(died), MOST_SECONDS)]
+    return Result(name="start", title="Start", entries=entries)
+
+
+def _first_token_s(start: Start) -> float:
+    return start.first_token_s
+
+
+def _weights_mib(start: Start) -> float:
+    return start.weights_mib
+
+
+def _arena_mib(start: Start) -> float:
+    return start.arena_mib
+
+
+def _beyond_mb(start: Start) -> float:
+    return start.beyond_mib * MIB / 1e6
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="kvseal bench start", description="Time to the first token, and memory, of a fresh server.")
-    parser.add_argument("--repeats", type=int, default=7, help="after one start that warms the disk (default: %(default)s)")
+    add_options(parser)
     parser.add_argument("--against", type=Path, metavar="DIR", help="another source tree, which takes turns with this one")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
-    parser.add_argument("serve", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="of kvseal serve: MODEL and options")
+    parser.add_argument("serve", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="after --: options of kvseal serve")
     options = parser.parse_args(arguments)
-    trees = [Path(__file__).parents[2], *([options.against] if options.against else [])]
-    starts: dict[str, list[Start]] = {}
-    for repeat in range(options.repeats + 1):
-        for tree in trees:
-            start = measure(tree, [word for word in options.serve if word != "--"])
-            if repeat:
-                starts.setdefault(str(tree), []).append(start)
-    for tree_name, found in starts.items():
-        seconds = [start.first_token_s for start in found]
-        memory = [statistics.median(column) for column in zip(*((s.weights_mib, s.arena_mib, s.beyond_mib) for s in found), strict=True)]
-        print(
-            f"{tree_name}: first token after {statistics.median(seconds):.2f} s (from {min(seconds):.2f} to {max(seconds):.2f}); "
-            f"weights {memory[0]:.0f} MiB, arena {memory[1]:.0f} MiB, everything else {memory[2]:.0f} MiB"
-        )
-    if options.json is not None:
-        record = {name: [[s.first_token_s, s.weights_mib, s.arena_mib, s.beyond_mib] for s in found] for name, found in starts.items()}
-        options.json.write_text(json.dumps(record, indent=1))
-    return 0
+    benchmark = partial(run, against=options.against, serve=[word for word in options.serve if word != "--"])
+    return finish([measured(benchmark, context_of("start", options))], options)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

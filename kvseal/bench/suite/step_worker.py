@@ -27,7 +27,7 @@ def use(file: Path) -> None:
     module = importlib.util.module_from_spec(spec)
     sys.modules["kvseal._native"] = module
     spec.loader.exec_module(module)
-    kvseal._native = module  # type: ignore[assignment]
+    kvseal._native = module
 
 
 class Steps:

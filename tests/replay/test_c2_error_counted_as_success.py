@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from kvseal.handoff.messages import PagesReady
 from kvseal.handoff.proof import Landing, Move
 from kvseal.handoff.transport import Landed, Lost, Report, Source
 from kvseal.lab.pair import LoopTransport, Pair
+from kvseal.node import peer_messages as p
 
-from .handing import ask, recomputed, well
+from .handing import ask, recomputed, said, well
 
 
 def test_a_page_that_failed_its_check_is_counted_as_landed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,8 +24,9 @@ def test_a_page_that_failed_its_check_is_counted_as_landed(monkeypatch: pytest.M
     memory = pair.transport(pair.prefill).memory
     monkeypatch.setattr(LoopTransport, "_fetch", counts_anything)
 
-    def flip(pages: object, relay: object) -> list[object]:
-        memory[:, -1] ^= 1  # Every page of the sender changes between its seal and the copy.
+    def flip(_node: object, relay: p.Relay) -> list[p.Relay]:
+        if isinstance(said(relay), PagesReady):
+            memory[:, 64:72] ^= 1  # Every page of the sender changes between its seal and the copy.
         return [relay]
 
     pair.filter = flip  # type: ignore[assignment]

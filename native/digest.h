@@ -23,6 +23,17 @@ inline uint64_t fold(uint64_t a, uint64_t b) {
 }
 }  // namespace digest_detail
 
+// What the four lanes come to after `bytes` bytes.
+inline Digest digest_end(uint64_t a, uint64_t b, uint64_t c, uint64_t d, size_t bytes) {
+    using namespace digest_detail;
+    const uint64_t length = static_cast<uint64_t>(bytes);
+    Digest out;
+    out.low = fold(a ^ K0 ^ length, c ^ K1) ^ fold(b ^ K2, d ^ K3);
+    out.high = fold(a ^ K3, b ^ K2 ^ length) ^ fold(c ^ K1, d ^ K0);
+    if ((out.low | out.high) == 0) out.low = 1;  // a zero digest means "not sealed"
+    return out;
+}
+
 // `bytes` is a multiple of 64 (runs are padded to it).
 inline Digest digest_of(const uint8_t* data, size_t bytes, uint64_t seed) {
     using namespace digest_detail;
@@ -36,12 +47,7 @@ inline Digest digest_of(const uint8_t* data, size_t bytes, uint64_t seed) {
         b = fold(w[4] ^ K3, w[5] ^ b) + c0;
         d = fold(w[6] ^ K0, w[7] ^ d) + a0;
     }
-    const uint64_t length = static_cast<uint64_t>(bytes);
-    Digest out;
-    out.low = fold(a ^ K0 ^ length, c ^ K1) ^ fold(b ^ K2, d ^ K3);
-    out.high = fold(a ^ K3, b ^ K2 ^ length) ^ fold(c ^ K1, d ^ K0);
-    if ((out.low | out.high) == 0) out.low = 1;  // a zero digest means "not sealed"
-    return out;
+    return digest_end(a, b, c, d, bytes);
 }
 
 }  // namespace kvseal

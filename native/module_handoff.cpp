@@ -31,6 +31,7 @@ struct Claims {
 
 KVLayout bound(const KVLayout& layout, InOut<uint8_t, 2>& memory) {
     require(static_cast<int64_t>(memory.shape(1)) == layout.page_bytes, "memory and geometry disagree on page_bytes");
+    require(reinterpret_cast<uintptr_t>(memory.data()) % 64 == 0, "an arena begins at a cache line");
     KVLayout kv = layout;
     kv.memory = memory.data();
     kv.pages = static_cast<int64_t>(memory.shape(0));
@@ -54,7 +55,7 @@ Found check_pages(const KVLayout& layout, InOut<uint8_t, 2> memory, Pages pages,
     const Claims claims(pages, nonces, ordinals, scope, folds);
     nb::gil_scoped_release unlocked;
     for (size_t i = 0; i < claims.count; ++i) {
-        const PageBreak found = place_page(kv, claims.pages[i], nullptr, claims[i], recompute);
+        const PageBreak found = check_page(kv, claims.pages[i], claims[i], recompute);
         if (found.check != PAGE_CLEAN) return std::make_tuple(static_cast<int>(i), found.layer, found.check);
     }
     return {};
@@ -71,11 +72,13 @@ Found copy_pages(const KVLayout& layout, InOut<uint8_t, 2> memory, Pages pages, 
     const uint8_t* from = source.data();
     const int32_t* from_pages = source_pages.data();
     nb::gil_scoped_release unlocked;
-    for (size_t i = 0; i < claims.count; ++i) {
-        const PageBreak found = place_page(kv, claims.pages[i], from + from_pages[i] * kv.page_bytes, claims[i], true);
-        if (found.check != PAGE_CLEAN) return std::make_tuple(static_cast<int>(i), found.layer, found.check);
+    Found first;
+    for (size_t i = 0; i < claims.count && !first; ++i) {
+        const PageBreak found = copy_page(kv, claims.pages[i], from + from_pages[i] * kv.page_bytes, claims[i]);
+        if (found.check != PAGE_CLEAN) first = std::make_tuple(static_cast<int>(i), found.layer, found.check);
     }
-    return {};
+    copies_done();
+    return first;
 }
 
 Found restamp_pages(const KVLayout& layout, InOut<uint8_t, 2> memory, Pages pages, Words nonces, Pages ordinals, Words scope, In<uint8_t, 2> folds,

@@ -28,7 +28,7 @@ import numpy as np
 from kvseal.core.errors import ConfigError
 from kvseal.handoff.lanes import FetchFailed, Lanes
 from kvseal.handoff.messages import MAX_ENDPOINT_BYTES
-from kvseal.handoff.proof import Landing, Memory, Move
+from kvseal.handoff.proof import Claims, Landing, Memory, Move
 from kvseal.handoff.transport import Report, Source
 
 BATCH_BYTES = 4 * 2**20
@@ -179,9 +179,10 @@ class _Reader:
         if where.page_bytes != landing.page_bytes or any(move.source_page >= where.pages for move in moves):
             raise FetchFailed(f"a page is outside the sender's arena of {where.pages} pages, or of another size")
         step = min(BATCH_PAGES, max(1, BATCH_BYTES // landing.page_bytes))
+        claims = Claims(moves)
         for first in range(0, len(moves), step):
-            batch = moves[first : first + step]
-            self._read(batch, landing)
+            batch = claims.part(first, first + step)
+            self._read(batch.moves, landing)
             fault = landing.check(batch)
             if fault is not None:
                 raise FetchFailed("a page is not what was announced", fault)

@@ -101,6 +101,40 @@ def layout_of(geometry: KVGeometry) -> _native.Layout:
     )
 
 
+class Claims:
+    """Moves as arrays, made once and cut into batches. `moves` and every array have the same length and order."""
+
+    __slots__ = ("folds", "moves", "nonces", "ordinals", "pages", "source_pages")
+
+    def __init__(self, moves: Sequence[Move]) -> None:
+        self.moves = moves
+        ordinals, sources, nonces, pages, folds = zip(*moves, strict=True) if moves else ((), (), (), (), ())
+        self.ordinals = np.array(ordinals, dtype=np.int32)
+        self.source_pages = np.array(sources, dtype=np.int32)
+        self.nonces = np.array(nonces, dtype=np.uint64)
+        self.pages = np.array(pages, dtype=np.int32)
+        self.folds = np.frombuffer(b"".join(folds), dtype=np.uint8).reshape(len(moves), 16)
+
+    def __len__(self) -> int:
+        return len(self.moves)
+
+    def part(self, first: int, last: int) -> Claims:
+        """Those from `first` up to `last`, which may be past the end."""
+        found = Claims.__new__(Claims)
+        found.moves = self.moves[first:last]
+        found.ordinals = self.ordinals[first:last]
+        found.source_pages = self.source_pages[first:last]
+        found.nonces = self.nonces[first:last]
+        found.pages = self.pages[first:last]
+        found.folds = self.folds[first:last]
+        return found
+
+
+def claims_of(moves: Sequence[Move] | Claims) -> Claims:
+    """Already made ones come back as they are."""
+    return moves if isinstance(moves, Claims) else Claims(moves)
+
+
 class Landing:
     """The receiving side of one transfer in our arena: `memory` [pages, page_bytes], writable. Calls release the GIL and are safe on a
     transport's thread, as long as the transfer's pages are leased and ticketed."""
@@ -111,29 +145,31 @@ class Landing:
         self._layout = layout_of(geometry)
         self._scope = np.array(scope_words(scope), dtype=np.uint64)
 
-    def buffers(self, moves: Sequence[Move]) -> list[memoryview]:
+    def buffers(self, moves: Sequence[Move] | Claims) -> list[memoryview]:
         """The destinations, each `page_bytes` long and writable, for a transport that reads a stream straight into them."""
-        return [self.memory[move.page].data for move in moves]
+        claims = claims_of(moves)
+        return [self.memory[move.page].data for move in claims.moves]
 
-    def copy(self, source: Memory, moves: Sequence[Move]) -> PageFault | None:
-        """From the sender's arena as it is mapped here, then checked in our own. None: all are what was announced."""
-        claims = _Claims(moves)
+    def copy(self, source: Memory, moves: Sequence[Move] | Claims) -> PageFault | None:
+        """From the sender's arena as it is mapped here; every digest is that of the bytes as they are put in place. None: all are what
+        was announced."""
+        claims = claims_of(moves)
         found = _native.copy_pages(
             layout=self._layout,
             memory=self.memory,
             source=source,
-            source_pages=np.array([move.source_page for move in moves], dtype=np.int32),
+            source_pages=claims.source_pages,
             scope=self._scope,
             pages=claims.pages,
             nonces=claims.nonces,
             ordinals=claims.ordinals,
             folds=claims.folds,
         )
-        return _fault(moves, found)
+        return _fault(claims, found)
 
-    def check(self, moves: Sequence[Move], *, recompute: bool = True) -> PageFault | None:
-        """Compares every seal with what was announced; `recompute`: and the digests with the bytes."""
-        claims = _Claims(moves)
+    def check(self, moves: Sequence[Move] | Claims) -> PageFault | None:
+        """Compares every seal with what was announced, and every digest with the bytes that stand in our memory now."""
+        claims = claims_of(moves)
         found = _native.check_pages(
             layout=self._layout,
             memory=self.memory,
@@ -142,13 +178,13 @@ class Landing:
             nonces=claims.nonces,
             ordinals=claims.ordinals,
             folds=claims.folds,
-            recompute=recompute,
+            recompute=True,
         )
-        return _fault(moves, found)
+        return _fault(claims, found)
 
-    def restamp(self, moves: Sequence[Move], nonces: Sequence[int]) -> None:
-        """Gives proven pages the nonces that were granted. Raises `LawBroken` (L3) when one has changed since it was proven."""
-        claims = _Claims(moves)
+    def restamp(self, moves: Sequence[Move] | Claims, nonces: Sequence[int]) -> None:
+        """Gives proven pages the nonces that were granted. Raises `LawBroken` (L3) when a seal has changed since it was proven."""
+        claims = claims_of(moves)
         found = _native.restamp_pages(
             layout=self._layout,
             memory=self.memory,
@@ -159,28 +195,19 @@ class Landing:
             folds=claims.folds,
             fresh_nonces=np.array(nonces, dtype=np.uint64),
         )
-        fault = _fault(moves, found)
+        fault = _fault(claims, found)
         if fault is not None:
             raise LawBroken(Law.L3, f"a page changed after it was proven: {fault}")
 
 
-class _Claims:
-    def __init__(self, moves: Sequence[Move]) -> None:
-        self.pages = np.array([move.page for move in moves], dtype=np.int32)
-        self.nonces = np.array([move.source_nonce for move in moves], dtype=np.uint64)
-        self.ordinals = np.array([move.ordinal for move in moves], dtype=np.int32)
-        self.folds = np.frombuffer(b"".join(move.fold for move in moves), dtype=np.uint8).reshape(len(moves), 16)
-
-
-def _fault(moves: Sequence[Move], found: tuple[int, int, int] | None) -> PageFault | None:
+def _fault(claims: Claims, found: tuple[int, int, int] | None) -> PageFault | None:
     if found is None:
         return None
     index, layer, check = found
-    return PageFault(moves[index].ordinal, layer, PageCheck(check))
+    return PageFault(claims.moves[index].ordinal, layer, PageCheck(check))
 
 
-def seal_nonce(memory: Memory, page: int) -> int:
-    """What the page's first seal bears now, or 0 for a page outside the arena."""
-    if not 0 <= page < memory.shape[0]:
-        return 0
-    return int.from_bytes(memory[page, 8:16].tobytes(), "little")
+def seal_nonces(memory: Memory, pages: Sequence[int]) -> list[int]:
+    """What the first seal of each of these pages of the arena bears now."""
+    found: list[int] = np.ascontiguousarray(memory[np.array(pages, dtype=np.int64), 8:16]).view("<u8")[:, 0].tolist()
+    return found

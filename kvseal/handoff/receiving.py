@@ -265,7 +265,7 @@ class Receiving:
         self._do(handoff, session.leased(folds, grant.lease.stamps, now_s), now_s)
 
     def _prove(self, one: _In) -> Actions:
-        """In our own memory, after the fence: every seal compared once more, every digest recomputed from the bytes that stand there now."""
+        """In our own memory, after the fence: every seal once more, every digest recomputed from the bytes that stand there."""
         session = one.session
         fault = one.landing.check(session.moves)
         if fault is not None:

@@ -22,7 +22,7 @@ from kvseal.core.errors import ConfigError
 from kvseal.handoff.auth import Dialer, Listener, NotTrusted, checked_secret, dial, listen
 from kvseal.handoff.door import HANDSHAKE_S, Door
 from kvseal.handoff.lanes import FetchFailed, Lanes
-from kvseal.handoff.proof import Landing, Memory, Move
+from kvseal.handoff.proof import Claims, Landing, Memory, Move
 from kvseal.handoff.transport import Report, Source
 
 BATCH_BYTES = 2 * 2**20
@@ -48,7 +48,7 @@ class SharedMemory:
         self._shape = memory.shape
         self._file = os.open(f"/proc/self/fd/{file}", os.O_RDONLY | os.O_CLOEXEC)
         self._address = f"\0kvseal-{secrets.token_hex(16)}"
-        self._lanes = Lanes(self.name, self._dial, wake)
+        self._lanes = Lanes(self.name, self.map, wake)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(self._address)
         self._door = Door(listener, self._admit)
@@ -96,7 +96,8 @@ class SharedMemory:
 
     # --- the receiver's side, on a lane's thread -------------------------------------------------------------
 
-    def _dial(self, source: Source) -> _Mapped:
+    def map(self, source: Source) -> MappedArena:
+        """The arena of that process, once both have proven themselves. Raises `FetchFailed`, `NotTrusted` or `OSError`."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.settimeout(HANDSHAKE_S)
@@ -105,7 +106,7 @@ class SharedMemory:
             shape, files, _flags, _address = socket.recv_fds(sock, _SHAPE.size, 1)
             arena = _mapped(shape, files)
             sock.setblocking(False)
-            return _Mapped(sock, arena)
+            return MappedArena(sock, arena)
         except BaseException:
             sock.close()
             raise
@@ -127,23 +128,23 @@ def _mapped(shape: bytes, files: Sequence[int]) -> Memory:
     return np.frombuffer(mapping, dtype=np.uint8).reshape(pages, page_bytes)
 
 
-class _Mapped:
+class MappedArena:
     """A sender's arena as it is mapped here. The socket tells whether the sender lives."""
 
     def __init__(self, sock: socket.socket, arena: Memory) -> None:
         self._sock = sock
-        self._arena = arena
+        self.memory = arena
 
     def fetch(self, transfer: str, moves: Sequence[Move], landing: Landing) -> Iterator[int]:
-        pages, page_bytes = self._arena.shape
+        pages, page_bytes = self.memory.shape
         if page_bytes != landing.page_bytes or any(move.source_page >= pages for move in moves):
             raise FetchFailed(f"a page is outside the sender's arena of {pages} pages, or of another size")
-        step = max(1, BATCH_BYTES // page_bytes)
+        step, claims = max(1, BATCH_BYTES // page_bytes), Claims(moves)
         for first in range(0, len(moves), step):
             if not self._sender_lives():
                 raise FetchFailed("the sender's process has ended")
-            batch = moves[first : first + step]
-            fault = landing.copy(self._arena, batch)
+            batch = claims.part(first, first + step)
+            fault = landing.copy(self.memory, batch)
             if fault is not None:
                 raise FetchFailed("a page is not what was announced", fault)
             yield len(batch)

@@ -28,13 +28,12 @@ from kvseal.handoff.auth import Dialer, Listener, checked_secret, dial, fill, li
 from kvseal.handoff.door import HANDSHAKE_S, Door, shut
 from kvseal.handoff.lanes import FetchFailed, Lanes
 from kvseal.handoff.messages import MAX_PAGES, packed_stamps, unpacked_stamps
-from kvseal.handoff.proof import Landing, Memory, Move, seal_nonce
+from kvseal.handoff.proof import Claims, Landing, Memory, Move, seal_nonces
 from kvseal.handoff.transport import FENCE_S, Report, Source
 
 GROUP_BYTES = 2**20
 """Sent behind one header; the receiver checks its pages while they are in its cache."""
 GROUP_PAGES = 64
-SOCKET_BUFFER_BYTES = 4 * 2**20
 MAX_ENDPOINT_CHARS = 300
 _PURPOSE = "pages"
 _ASK = struct.Struct("<4sIQ64s")
@@ -152,10 +151,10 @@ class _Stream:
         name = transfer.encode("ascii")
         stamps = packed_stamps(word for move in moves for word in (move.source_page, move.source_nonce))
         self._sock.sendall(_ASK.pack(_ASK_MAGIC, len(moves), batch, name) + stamps)
-        at = 0
+        at, claims = 0, Claims(moves)
         while at < len(moves):
             group = self._header(batch, len(moves) - at, landing.page_bytes)
-            part = moves[at : at + group]
+            part = claims.part(at, at + group)
             _fill_all(self._sock, landing.buffers(part))
             fault = landing.check(part)
             if fault is not None:
@@ -236,8 +235,8 @@ class _Offers:
         offer = self._offers.get(transfer)
         if offer is None or offer.receiver != receiver:
             return False
-        pairs = zip(stamps[::2], stamps[1::2], strict=True)
-        return all(offer.nonces.get(page) == nonce == seal_nonce(self._memory, page) for page, nonce in pairs)
+        pages, nonces = stamps[::2].tolist(), stamps[1::2].tolist()
+        return list(map(offer.nonces.get, pages)) == nonces == seal_nonces(self._memory, pages)
 
 
 def _tune(sock: socket.socket) -> None:
@@ -247,8 +246,7 @@ def _tune(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)):
         sock.setsockopt(socket.IPPROTO_TCP, option, value)  # a host that is gone does not hold a thread for hours
-    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-        sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER_BYTES)
+    # Buffer sizes are left to the system: setting one switches its own tuning off, and usually sets less.
 
 
 def _fill_all(sock: socket.socket, views: list[memoryview]) -> None:

@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from enum import StrEnum
 
-from kvseal.handoff.proof import Landing, Memory, Move, PageFault
+from kvseal.handoff.proof import Claims, Landing, Memory, Move, PageFault, claims_of
 from kvseal.handoff.transport import Landed, Lost, Report, Source, Transport
 
 
@@ -134,21 +134,22 @@ class FaultyLanding(Landing):
         self._transport = transport
         self._before: dict[int, bytes] = {}
 
-    def buffers(self, moves: Sequence[Move]) -> list[memoryview]:
+    def buffers(self, moves: Sequence[Move] | Claims) -> list[memoryview]:
         self._remember(moves)
         return self._inner.buffers(moves)
 
-    def copy(self, source: Memory, moves: Sequence[Move]) -> PageFault | None:
+    def copy(self, source: Memory, moves: Sequence[Move] | Claims) -> PageFault | None:
         self._remember(moves)
-        for move in moves:
+        for move in claims_of(moves).moves:
             self.memory[move.page] = source[move.source_page]
         return self.check(moves)
 
-    def check(self, moves: Sequence[Move], *, recompute: bool = True) -> PageFault | None:
-        before = [self._before.get(move.page, bytes(self.page_bytes)) for move in moves]
-        self._transport.spoil(self.memory, moves, before)
-        return self._inner.check(moves, recompute=recompute)
+    def check(self, moves: Sequence[Move] | Claims) -> PageFault | None:
+        claims = claims_of(moves)
+        before = [self._before.get(move.page, bytes(self.page_bytes)) for move in claims.moves]
+        self._transport.spoil(self.memory, claims.moves, before)
+        return self._inner.check(claims)
 
-    def _remember(self, moves: Sequence[Move]) -> None:
-        for move in moves:
+    def _remember(self, moves: Sequence[Move] | Claims) -> None:
+        for move in claims_of(moves).moves:
             self._before[move.page] = self.memory[move.page].tobytes()

@@ -33,6 +33,7 @@ BENCHMARKS: dict[str, tuple[str, ...]] = {
     "batch": ("1", "2"),
     "noreuse": ("6",),
     "stall": ("10",),
+    "simulator": ("12",),
     "safety": ("15",),
 }
 """In the order in which they run, with the figures that each measures."""

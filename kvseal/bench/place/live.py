@@ -19,6 +19,9 @@ from kvseal.core.outcome import Completed
 from kvseal.core.request import Request, SamplingParams
 from kvseal.node.engine import Engine
 
+ROUNDING_S = 1e-6
+"""A request comes this much early rather than be waited for by a clock that has just been set to its time."""
+
 
 class SkippingClock:
     """Seconds of `timer`, and those that were skipped."""
@@ -46,7 +49,7 @@ def run_live(engine: Engine, clock: SkippingClock, jobs: Sequence[Job], *, seed:
     while come < len(jobs) or engine.has_work:
         if not engine.has_work:
             clock.skip_to(start_s + jobs[come].at_s)
-        now_s = clock.now_s() - start_s
+        now_s = clock.now_s() - start_s + ROUNDING_S
         while come < len(jobs) and jobs[come].at_s <= now_s:
             if engine.submit(requests[come]) is not None:
                 tally.refused(come)

@@ -9,6 +9,7 @@ from kvseal.bench.place.search import Answer, Found
 from kvseal.bench.place.simulate import Placement
 from kvseal.bench.place.slo import seconds
 
+THRIFTY = 0.05
 EVEN = 0.02
 """Differences below this are no differences: requests of one run are a sample."""
 
@@ -21,11 +22,7 @@ def text(answer: Answer, *, runners_up: int = 6) -> str:
     if best is None or not best.rate:
         return "\n".join([*lines, "", "no placement meets these limits at any rate that was tried, though each request alone would"])
     lines += ["", f"recommended   {best.placement.name}", f"              {_figures(answer, best)}", f"why           {_why(answer)}"]
-    idle = answer.question.workers - best.placement.workers
-    if idle:
-        lines.append(
-            f"note          it takes {best.placement.workers} of {answer.question.workers} workers; {_leftover(answer, best, idle)}"
-        )
+    lines += _notes(answer, best)
     others = _runners_up(answer, runners_up)
     if others:
         lines += ["", f"{'runners-up':60}{'req/s':>8}{'/worker':>9}{'of best':>9}  known from"]
@@ -69,30 +66,35 @@ def _why(answer: Answer) -> str:
         return "no split meets the limits: what a hand-off or a single worker takes is too long for them"
     if shared is None or not shared.rate:
         return "no colocated placement meets the limits: prompts beside decoders hold them up too long, or wait too long for them"
-    ratio = split.per_worker / shared.per_worker
+    ratio = split.rate / shared.rate
     held_shared = (
         f" ({shared.placement.name}: {shared.held_by.upper()} is missed first)" if shared.held_by else f" ({shared.placement.name})"
     )
     if ratio > 1 + EVEN:
         return (
-            f"splitting gives {ratio:.2f} times the best colocated rate per worker{held_shared}: "
+            f"splitting gives {ratio:.2f} times the best colocated rate{held_shared}: "
             + ("prompts no longer hold up decoding, " if shared.held_by in ("tpot", "tbt") else "prompts no longer wait for decoding, ")
             + "and each side is sized for its own limit"
         )
     if ratio < 1 - EVEN:
         held = f"{split.placement.name}: {split.held_by.upper() or 'a limit'} is missed first"
         return (
-            f"splitting loses here: {ratio:.2f} of the colocated rate per worker ({held}). Neither side can lend its idle time to the "
+            f"splitting loses here: {ratio:.2f} of the colocated rate ({held}). Neither side can lend its idle time to the "
             "other, and that costs more than the interference that it saves"
         )
-    return f"splitting changes nothing here ({ratio:.2f} of the colocated rate per worker): take the simpler one, colocated{held_shared}"
+    return f"splitting changes nothing here ({ratio:.2f} of the colocated rate): take the simpler one, colocated{held_shared}"
 
 
-def _leftover(answer: Answer, best: Found, idle: int) -> str:
-    more = max(answer.found, key=lambda one: one.rate)
-    if more.rate > best.rate * (1 + EVEN):
-        return f"{more.placement.name} would serve more in all ({more.rate:.3g} req/s) at {more.per_worker:.3g} per worker"
-    return f"no placement found uses the other {idle} as well"
+def _notes(answer: Answer, best: Found) -> list[str]:
+    lines = []
+    idle = answer.question.workers - best.placement.workers
+    if idle:
+        lines.append(f"note          {idle} of {answer.question.workers} workers would not help: no placement found serves more with them")
+    thrifty = max(answer.found, key=lambda one: one.per_worker)
+    if thrifty.per_worker > best.per_worker * (1 + THRIFTY):
+        less = f"{thrifty.rate:.3g} req/s with {thrifty.placement.workers} workers, {thrifty.per_worker:.3g} for each"
+        lines.append(f"note          {thrifty.placement.name} serves {less}: better if the others have something else to do")
+    return lines
 
 
 def _runners_up(answer: Answer, most: int) -> list[Found]:
@@ -104,7 +106,7 @@ def _runners_up(answer: Answer, most: int) -> list[Found]:
         if one.rate > 0 and (one.promised or _alike(one.placement) not in seen):
             seen.add(_alike(one.placement))
             chosen.append(one)
-    return sorted(chosen, key=lambda one: -one.per_worker)[:most]
+    return chosen[:most]
 
 
 def _alike(placement: Placement) -> tuple[object, ...]:
@@ -116,7 +118,7 @@ def _alike(placement: Placement) -> tuple[object, ...]:
 
 def _row(found: Found, best: Found) -> str:
     known = "the scheduler itself" if found.promised else "the fast model"
-    return f"{found.placement.name:60}{found.rate:8.3g}{found.per_worker:9.3g}{found.per_worker / best.per_worker:9.2f}  {known}"
+    return f"{found.placement.name:60}{found.rate:8.3g}{found.per_worker:9.3g}{found.rate / best.rate:9.2f}  {known}"
 
 
 def as_json(answer: Answer) -> dict[str, object]:

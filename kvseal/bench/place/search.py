@@ -34,8 +34,8 @@ NEAR, NEAR_AT_MOST = 0.9, 4
 """Placements that come so near the best of their kind are compared on the fine grid."""
 LOWER_AT_MOST = 6
 """Times that a rate is lowered, by more each time, until the scheduler keeps what the fast model promised."""
-WINDOW_TTFTS = 5
-WINDOW_LIVES = 4
+WINDOW_TTFTS = 20
+WINDOW_LIVES = 10
 """A run lasts at least so many times the limit of TTFT, and so many lifetimes of a request, so that a growing queue shows."""
 MOST_TIMES = 8
 """... but has at most so many times the requests asked for."""
@@ -72,6 +72,7 @@ class Found:
 
     @property
     def per_worker(self) -> float:
+        """Of those that it uses."""
         return self.rate / self.placement.workers
 
 
@@ -149,7 +150,7 @@ class _Search:
         found: list[Found] = []
         for split in (False, True):
             some = [one for one in rough if one.placement.split is split]
-            near = [one for one in some if one.rate and one.per_worker >= NEAR * some[0].per_worker][:NEAR_AT_MOST]
+            near = [one for one in some if one.rate and one.rate >= NEAR * some[0].rate][:NEAR_AT_MOST]
             closer = sorted(map(self._closer, near), key=_order)
             found += [self._promise(one) if not number and one.rate else one for number, one in enumerate(closer)]
             found += [one for one in some if one not in near]
@@ -212,10 +213,10 @@ class _Search:
             for chunk in self._chunks(kind):
                 place = Placement(shared=count, shared_kind=kind, chunk_tokens=chunk)
                 curve = self._curve(place, self.slo)
-                if best and not curve.reaches(self._q.target, NEARLY * best * place.workers):
+                if best and not curve.reaches(self._q.target, NEARLY * best):
                     continue
-                rate = curve.goodput(self._q.target, guess * place.workers or self._guess * count)
-                best, guess = max(best, rate / place.workers), rate / place.workers or guess
+                rate = curve.goodput(self._q.target, guess or self._guess * count)
+                best, guess = max(best, rate), rate or guess
                 yield Found(placement=place, rate=rate)
 
     # --- splits: pools of each side ---
@@ -277,8 +278,8 @@ class _Search:
         while low < high:
             middle = (low + high) // 2
             front = self._pool(kind, middle, prefill=True)
-            enough = self._pool(other, (workers - middle * kind.width) // other.width, prefill=False).reaches(front.rate)
-            low, high = (middle + 1, high) if enough else (low, middle)
+            keeps_up = self._pool(other, (workers - middle * kind.width) // other.width, prefill=False).reaches(front.rate)
+            low, high = (middle + 1, high) if keeps_up else (low, middle)
         for prefill in (low, low - 1, low + 1):
             decode = (workers - prefill * kind.width) // other.width
             if prefill < 1 or decode < 1:
@@ -293,7 +294,10 @@ class _Search:
         low, high = 1, most
         while low < high:
             middle = (low + high) // 2
-            low, high = (low, middle) if self._pool(kind, middle, prefill=False).reaches(front.rate) else (middle + 1, high)
+            if self._pool(kind, middle, prefill=False).reaches(front.rate):
+                high = middle
+            else:
+                low = middle + 1
         return low
 
     # --- the promise ---
@@ -333,8 +337,8 @@ class _Search:
 
 
 def _order(found: Found) -> tuple[float, int]:
-    """Best rate per worker first; of equals (within the grid of the figures) the one that uses more workers."""
-    return (-round(math.log(found.per_worker, FINE)) if found.rate > 0 else math.inf, -found.placement.workers)
+    """The highest rate first: all placements have the same workers to use. Of equals on the fine grid, the one that takes fewer."""
+    return (-round(math.log(found.rate, FINE)) if found.rate > 0 else math.inf, found.placement.workers)
 
 
 def _first_tokens(jobs: list[Job]) -> list[Job]:

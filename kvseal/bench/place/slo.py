@@ -138,8 +138,10 @@ def attainment(records: Sequence[Record], slo: SLO) -> float:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of all do not exceed."""
+    """The smallest value that at least `share` of all do not exceed; infinite where there is none."""
     ordered = sorted(values)
+    if not ordered:
+        return math.inf
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 

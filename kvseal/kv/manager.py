@@ -98,6 +98,11 @@ class KVManager:
         """Free, or free as soon as they are wanted."""
         return self.pool.free_pages + self.pool.evictable_pages
 
+    @property
+    def free_pages(self) -> int:
+        """Free without anything cached giving way."""
+        return self.pool.free_pages
+
     def verdict(self, prompt_tokens: int, max_output_tokens: int) -> Verdict:
         """Whether such a request fits now, later or never, pages in quarantine not counted (L1)."""
         return self.capacity.verdict(

@@ -120,7 +120,7 @@ class PagePool:
         self._require_open(pin)
         pages = len(digests)
         sealed = lease.stamps[: 2 * pages]
-        if len(sealed) != 2 * pages or lease.scope != pin.scope or any(len(digest) != DIGEST_BYTES for digest in digests):
+        if len(sealed) != 2 * pages or lease.scope != pin.scope or set(map(len, digests)) - {DIGEST_BYTES}:
             raise LawBroken(Law.L7, "sealing needs one 16-byte digest for each page, all leased, and a pin of the same scope")
         self._require_current(sealed)
         self._counts[_LEASED] -= pages

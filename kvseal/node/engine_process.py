@@ -13,6 +13,7 @@ read: the parent reads always, so this happens only when the parent itself hangs
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import select
@@ -216,6 +217,7 @@ def serve(sock: socket.socket, build: Callable[[EngineConfig], EngineDoor], make
     try:
         sock.sendall(m.frame(m.Ready(m.PROTOCOL_VERSION, engine.report, engine.card)))
         loop = (make_loop or EngineLoop)(sock, engine, wake_reader)
+        gc.freeze()  # What is here now stays: later collections need not look at it.
         signal.signal(signal.SIGTERM, lambda _number, _frame: loop.drain())
         if terminated:
             loop.drain()

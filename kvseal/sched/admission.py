@@ -11,6 +11,7 @@ from collections.abc import Sequence as Several
 from kvseal.kv.manager import Grant, KVManager
 from kvseal.kv.prefix_key import PackedTokens
 from kvseal.sched import policy
+from kvseal.sched.line import WaitingLine
 from kvseal.sched.sequence import Prefilling, Sequence
 
 
@@ -19,6 +20,17 @@ class Admission:
         self.lengths = policy.LengthHistory()
         self._kv = kv
         self._page_tokens = page_tokens
+
+    def next(self, line: WaitingLine, leader: Sequence | None) -> Sequence | None:
+        """The head of the line; or, when pages are too few for all who wait, whoever begins most like `leader`, the last one that was
+        admitted, so that what is cached is used before it has to give way. Priority and `policy.may_pass` bound who passes the head."""
+        head = line.first()
+        if head is None or leader is None or line.tokens <= self._kv.free_pages * self._page_tokens:
+            return head
+        company = line.company.closest(leader)
+        if company is None or company.request.priority > head.request.priority or not policy.may_pass(company.key, head.key):
+            return head
+        return company
 
     def ask(self, sequence: Sequence, running: Several[Sequence], prefilling: int, left: int) -> Grant | None:
         """Pages for what `left` tokens of budget can compute of it, if enough stays for the growth of all; else None, nothing taken."""

@@ -29,6 +29,8 @@ _GOLDEN = 0.6180339887498949
 _CAUTION = 0.6
 """Lowest quantile of a forecast; 0.6 gave the highest rate over seven windows of ShareGPT lengths in `bench.admission`'s model."""
 _SHARE_AT_LEAST_TOKENS = 32
+COMPANY_ARRIVALS = 2048
+"""Nobody is passed by company that arrived so much later: more than the waiting line usually holds, and yet a bound."""
 
 
 def order_key(arrival: int, priority: int) -> tuple[int, int]:
@@ -98,6 +100,11 @@ def shared_tokens(one: Sequence[int], other: Sequence[int], page_tokens: int) ->
         else:
             high = middle - 1
     return low * page_tokens
+
+
+def may_pass(company: tuple[int, int], head: tuple[int, int]) -> bool:
+    """Whether one who begins like what is cached may go before the head of the line; both by their `order_key`."""
+    return company[0] - head[0] <= COMPANY_ARRIVALS
 
 
 def worth_sharing(shared: int, cached: int) -> bool:

@@ -13,7 +13,8 @@ Progress. The first in order is never preempted and gets every page that others 
 at `submit`) therefore always ends. If even that fails, because pages were quarantined meanwhile, it fails with an error; it never hangs.
 
 Sharing. A request whose prompt begins like one that is being prefilled waits for those pages instead of computing them twice: for one
-prefill at most, and at most `policy.MAX_OVERTAKEN` may pass it meanwhile.
+prefill at most, and at most `policy.MAX_OVERTAKEN` may pass it meanwhile. When pages are too few for all who wait, those who begin alike
+go together (`Admission.next`), bounded by `policy.COMPANY_ARRIVALS`.
 
 Laws: L1 (closed admission), L5 (lengths move by commit, after evidence), L6 (each result row carries the id of its batch row), L8 (what a
 step in flight touches is ticketed before it is dropped), L11, L12 (a broken seal ends its own request, before its token leaves).
@@ -72,7 +73,9 @@ class Scheduler:
         self._max_queued = max_queued
         self._page_tokens = page_tokens
         self._open: dict[RequestId, Sequence] = {}
-        self._line = WaitingLine()
+        self._line = WaitingLine(page_tokens)
+        self._leader: Sequence | None = None
+        """The last one that was admitted; see `Admission.next`."""
         self._running: list[Sequence] = []
         """In fair order: the last one is the victim."""
         self._prefilling = 0
@@ -281,13 +284,15 @@ class Scheduler:
         places; others may pass them, but each at most `policy.MAX_OVERTAKEN` times. Nobody passes a head that waits for pages."""
         aside: list[Sequence] = []
         while left and len(self._running) < self._max_running and len(aside) < _ASIDE_PER_STEP:
-            sequence = self._line.first()
+            sequence = self._admission.next(self._line, self._leader)
             if sequence is None or any(passed.overtaken >= policy.MAX_OVERTAKEN for passed in aside):
                 break
             if self._prefilling and self._admission.shares_prefill(sequence, self._running):
-                aside.append(self._line.pop())
+                aside.append(sequence)
+                self._line.take(sequence)
             elif self._try_admit(sequence, left):
-                self._line.pop()
+                self._line.take(sequence)
+                self._leader = sequence
                 for passed in aside:
                     passed.overtaken += 1
                 left -= self._chunk(sequence, rows, min(len(sequence.tokens), sequence.computed_tokens + left))
@@ -368,7 +373,7 @@ class Scheduler:
     def _end(self, sequence: Sequence, outcome: Outcome) -> None:
         if isinstance(sequence.state, Waiting):
             sequence.end(outcome)
-            self._line.left()
+            self._line.take(sequence)
         else:
             self._leave_running(sequence)
             grant = sequence.grant

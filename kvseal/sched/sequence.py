@@ -22,6 +22,7 @@ from typing import TypeVar
 
 from kvseal.core.batch import TokenLogprobs
 from kvseal.core.errors import LawBroken
+from kvseal.core.ids import Scope
 from kvseal.core.laws import Law
 from kvseal.core.outcome import Outcome, Usage
 from kvseal.core.request import Request
@@ -77,6 +78,7 @@ class Sequence:
         "deferred_to",
         "key",
         "last_tokens",
+        "line_entry",
         "lost_tokens",
         "max_output_tokens",
         "overtaken",
@@ -87,6 +89,7 @@ class Sequence:
         "request_id",
         "room_tokens",
         "sampling",
+        "starts",
         "state",
         "stop_token_ids",
         "tokens",
@@ -120,6 +123,10 @@ class Sequence:
         self.deferred_to: Sequence | None = None
         """The sequence whose prefill it once waited for, to share it."""
         self.prompt_logprobs: list[TokenLogprobs | None] = []
+        self.line_entry = 0
+        """Which entry of the waiting line is its own; 0 when it has none."""
+        self.starts: tuple[tuple[Scope, int, int], ...] = ()
+        """How it begins, as `company` knows it."""
 
     @property
     def output_tokens(self) -> int:

@@ -86,7 +86,7 @@ class GenerationResponse:
         try:
             await self._events(generation, meter, line)
         except (RequestError, Unavailable, BrokenSeal) as error:
-            meter.failed(error)
+            meter.failed(error, begun=True)
             await line.send(error_event(error), more=False)
         finally:
             pinger.cancel()
@@ -234,8 +234,10 @@ class _Meter:
         self._record.outcome = "completed"
         self._metrics.end_to_end_s.observe(self._record.age_s)
 
-    def failed(self, error: ServedError) -> None:
-        self._record.outcome = "refused" if isinstance(error, RequestError | Overloaded | Draining) else "failed"
+    def failed(self, error: ServedError, *, begun: bool = False) -> None:
+        """`begun`: part of the answer has been given, so whatever the reason is, nothing was refused."""
+        refused = isinstance(error, RequestError | Overloaded | Draining) and not begun
+        self._record.outcome = "refused" if refused else "failed"
 
 
 async def _unless_gone(work: Any, receive: Receive) -> None:

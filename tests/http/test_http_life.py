@@ -143,7 +143,7 @@ def test_a_second_signal_ends_it_at_once(demo_model_path: Path, logs: Path) -> N
             assert server.process.poll() is None, "it waits for the open stream"
             server.process.send_signal(signal.SIGTERM)
             rest = [line for line in lines if line]
-            assert "error" in json.loads(rest[-1][6:]), "the open stream hears of it"
+            assert json.loads(rest[-1][6:])["error"]["code"] == "draining", "the open stream hears of it, and nothing has died"
         assert server.process.wait(10) == 0
         assert "Traceback" not in server.text
 

@@ -133,6 +133,22 @@ def test_the_same_id_twice_is_our_bug() -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 5])
+def test_finished_from_above_is_completed_and_gives_everything_back(steps: int) -> None:
+    rig = Rig(chunk_tokens=4)
+    answer = rig.submit("a", prompt(6, 10), 30)
+    for _ in range(steps):
+        rig.step()
+    rig.engine.finish(RequestId("a"))
+    rig.engine.finish(RequestId("a"))
+    rig.run()
+    assert isinstance(answer.outcome, Completed) and answer.outcome.reason is FinishReason.STOP
+    assert answer.outcome.usage.completion_tokens == len(answer.tokens)
+    assert rig.engine.stats().outcomes["completed"] == 1 and rig.engine.stats().outcomes["cancelled"] == 0
+    usage = rig.kv.usage()
+    assert usage.free + usage.evictable == usage.total
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 5])
 def test_cancel_gives_everything_back_in_every_state(steps: int) -> None:
     rig = Rig(chunk_tokens=4)
     answer = rig.submit("a", prompt(6, 10), 30)

@@ -76,6 +76,7 @@ class Receiving:
         self._early: dict[str, tuple[Intent, float]] = {}
         self._over: dict[str, None] = {}
         self._quarantine: dict[str, array[int]] = {}
+        self._next_reset_s = float("-inf")
         self._outbox: list[AnyMessage] = []
         self._ended: list[End] = []
 
@@ -159,7 +160,7 @@ class Receiving:
                 del self._early[handoff]
                 self._turn_away(intent, "no request here waits for it")
         if self._quarantine:
-            self._seek_proof()
+            self._seek_proof(now_s)
 
     def outbox(self) -> list[AnyMessage]:
         """What is to be sent now, in order."""
@@ -244,7 +245,7 @@ class Receiving:
         """All pages or none; None now means to ask again at the next turn, until the deadline (L1)."""
         kv, session = self._kv, one.session
         pages, size = session.pages, kv.geometry.page_tokens
-        if len(self._quarantined_stamps()) // 2 >= self._cap_pages:
+        if self._pages_in_doubt() >= self._cap_pages:
             one.wants_pages = False
             self._do(handoff, session.refused(Reason.QUARANTINE_FULL, "too many pages wait for proof that their writer is gone"), now_s)
             return
@@ -298,17 +299,20 @@ class Receiving:
         self.counters.quarantined_pages += ticket.pages
         _log.error("hand-off %s: %d pages go to quarantine, the transport cannot say that it is quiet (L8)", handoff, ticket.pages)
 
-    def _quarantined_stamps(self) -> array[int]:
-        return array("Q", (word for stamps in self._quarantine.values() for word in stamps))
+    def _pages_in_doubt(self) -> int:
+        """Aborted, and not proven quiet: draining still, or in quarantine."""
+        draining = (one.ticket.pages for one in self._in.values() if one.session.state is ReceiveState.ABORTING and one.ticket is not None)
+        return self.counters.quarantined_pages + sum(draining)
 
-    def _seek_proof(self) -> None:
+    def _seek_proof(self, now_s: float) -> None:
         """Asks the transport again, for each; past the cap, tears it down: nothing writes after that."""
         for handoff, stamps in list(self._quarantine.items()):
             if self._transport.fence(handoff):
                 self._readmit(handoff, stamps, "a later fence")
-        held = len(self._quarantined_stamps()) // 2
-        if held <= self._cap_pages:
+        held = self.counters.quarantined_pages
+        if held <= self._cap_pages or now_s < self._next_reset_s:
             return
+        self._next_reset_s = now_s + self._patience.silence_s
         self.counters.resets += 1
         _log.error("%d pages are in quarantine because of hand-offs, more than %d: the transport is torn down", held, self._cap_pages)
         if self._transport.reset():

@@ -221,7 +221,8 @@ def serve(sock: socket.socket, build: Callable[[EngineConfig], EngineDoor], make
         signal.signal(signal.SIGTERM, lambda _number, _frame: loop.drain())
         if terminated:
             loop.drain()
-        stay_on_first_core(engine.report.threads)
+        if config.node is None or config.node.memory_share == 1.0:  # Else other nodes of this machine have the same first core.
+            stay_on_first_core(engine.report.threads)
         loop.run()
     except (Gone, ConnectionError):
         pass

@@ -160,7 +160,7 @@ def _computed(row: Row, one: Lengths) -> RowResult:
 
 def entries_of(windows: Sequence[Sequence[Lengths]], slots: int) -> list[Entry]:
     """Each window of requests is a pair."""
-    unlimited = [paged(load, sum(one.total_tokens + PAGE_TOKENS for one in load)) for load in windows]
+    unlimited = [paged(load, len(load) * LONGEST_TOKENS) for load in windows]
     hidden = [paged(load, slots) for load in windows]
     forced = [paged(load, slots, forced=True) for load in windows]
     longest = [reserved(load, slots, longest_tokens=LONGEST_TOKENS) for load in windows]

@@ -178,7 +178,7 @@ def run(context: Context, *, against: Path | None = None, serve: Sequence[str] =
                 start = measure(tree, arguments)
                 found += [start] if turn else []
         entries = entries_of(starts[0], starts[1] if against is not None else [])
-    except EngineDied as died:
+    except (EngineDied, OSError) as died:
         entries = [missing("16", "exec to first token over HTTP", str(died), MOST_SECONDS)]
     return Result(name="start", title="Start", entries=entries)
 

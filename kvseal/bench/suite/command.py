@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from kvseal.bench.suite.text import all_entries, as_json, board_markdown, board_
 from kvseal.core.errors import ConfigError
 
 QUICK_PAIRS = 2
+MARKS = ("<!-- scoreboard begins -->", "<!-- scoreboard ends -->")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--traces", type=Path, metavar="DIR", help="folder of traces and texts (default: shared/traces beside the clone)")
     parser.add_argument("--vllm-python", type=Path, metavar="PATH", help="a Python that imports vllm, to measure its scheduler beside ours")
     parser.add_argument("--sglang-python", type=Path, metavar="PATH", help="a Python that imports sglang, to measure its radix cache")
+    add_report_options(parser)
+
+
+def add_report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FILE", help="write everything, raw pairs included, as JSON")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with plots")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the scoreboard as a Markdown table")
@@ -109,9 +114,9 @@ def benchmark_main(name: str, description: str, benchmark: Benchmark, arguments:
     return finish([measured(benchmark, context_of(name, options))], options)
 
 
-def finish(results: Sequence[Result], options: argparse.Namespace) -> int:
+def finish(results: Sequence[Result], options: argparse.Namespace, machine: Mapping[str, str] | None = None) -> int:
     """Prints the scoreboard and writes what was asked for. Always 0: a missed target is a finding of the board, not of the command."""
-    machine = facts()
+    machine = machine or facts()
     entries = all_entries(results)
     for result in results:
         for line in (", ".join(f"{key} {value}" for key, value in result.settings.items()), *result.remarks):
@@ -127,8 +132,16 @@ def finish(results: Sequence[Result], options: argparse.Namespace) -> int:
     if options.html is not None:
         options.html.write_text(page(results, machine), encoding="utf-8")
     if options.markdown is not None:
-        options.markdown.write_text(board_markdown(results, machine), encoding="utf-8")
+        write_between_marks(options.markdown, board_markdown(results, machine))
     return 0
+
+
+def write_between_marks(path: Path, table: str) -> None:
+    """Into a document that has the marks, between them; else the file is the table alone."""
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    before, begins, rest = text.partition(MARKS[0])
+    _, ends, after = rest.partition(MARKS[1])
+    path.write_text(f"{before}{begins}\n{table}{ends}{after}" if begins and ends else table, encoding="utf-8")
 
 
 def facts() -> dict[str, str]:

@@ -103,8 +103,8 @@ def as_json(results: Sequence[Result], machine: Mapping[str, str]) -> dict[str, 
 
 def from_json(data: Mapping[str, Any]) -> tuple[list[Result], dict[str, str]]:
     """The way back; derived values are not read. Raises ValueError for another schema."""
-    if data.get("schema") != SCHEMA:
-        raise ValueError(f"this is no report of kvseal bench: its schema is {data.get('schema')!r}, not {SCHEMA!r}")
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        raise ValueError(f"this is no report of kvseal bench: it does not bear the schema {SCHEMA!r}")
     return [_result_of(each) for each in data["results"]], dict(data["machine"])
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
+from kvseal.bench.board import main as board_main
 from kvseal.bench.suite.board import Entry, Line, Plot, Result, Side, Target, missing
+from kvseal.bench.suite.command import MARKS
 from kvseal.bench.suite.page import page
 from kvseal.bench.suite.text import (
     all_entries,
@@ -22,6 +25,7 @@ from kvseal.bench.suite.text import (
     target_text,
     verdict_text,
 )
+from kvseal.core.errors import ConfigError
 
 
 def ratio(target: Target | None = None, **more: str) -> Entry:
@@ -171,3 +175,19 @@ def test_the_page_is_whole_html_with_the_numbers_of_the_json(results: list[Resul
     assert document.count('class="dot"') == sum(len(entry.ratios) for entry in all_entries(results))
     assert not [value for name, value in parser.attributes if name in ("src", "href")], "nothing is fetched"
     assert "<script" not in document
+
+
+def test_stored_runs_make_the_same_reports_again(tmp_path: Path, results: list[Result], capsys: pytest.CaptureFixture[str]) -> None:
+    old = Result(name="hits", title="Hits", entries=[missing("4", "hits", "died")])
+    first, second, document = tmp_path / "a.json", tmp_path / "b.json", tmp_path / "page.md"
+    first.write_text(json.dumps(as_json([results[0], old], MACHINE)))
+    second.write_text(json.dumps(as_json([results[1]], MACHINE)))
+    document.write_text(f"before\n{MARKS[0]}\nold table\n{MARKS[1]}\nafter\n")
+    assert board_main([str(first), str(second), "--markdown", str(document)]) == 0
+    text = document.read_text()
+    assert text.startswith("before\n") and text.endswith(f"{MARKS[1]}\nafter\n") and "old table" not in text
+    assert board_markdown(results, MACHINE) in text
+    assert summary_text(all_entries(results)) in capsys.readouterr().out
+    (tmp_path / "c.json").write_text("[1]")
+    with pytest.raises(ConfigError, match="no stored run"):
+        board_main([str(tmp_path / "c.json")])

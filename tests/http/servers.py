@@ -20,15 +20,23 @@ PROJECT = Path(__file__).resolve().parents[2]
 READY = re.compile(r"KVSeal is ready after [\d.]+ s at (http://\S+)/v1")
 START_TIMEOUT_S = 60.0
 ECHO = "kvseal.lab.engine_process"
-REAL = "kvseal.node.engine_process"
 
 
 class ServerProcess:
     """One server. Use as a context manager."""
 
-    def __init__(self, model: Path, log: Path, *, module: str = REAL, engine: dict[str, Any] | None = None, **serve: Any) -> None:
+    def __init__(
+        self,
+        model: Path,
+        log: Path,
+        *,
+        module: str | None = None,
+        engine: dict[str, Any] | None = None,
+        fleet: dict[str, Any] | None = None,
+        **serve: Any,
+    ) -> None:
         self.log = log
-        options = {"model": str(model), "module": module, "engine": engine or {}, "serve": serve}
+        options = {"model": str(model), "module": module, "engine": engine or {}, "fleet": fleet, "serve": serve}
         with log.open("wb") as out:
             self.process = subprocess.Popen([sys.executable, str(Path(__file__).resolve()), json.dumps(options)], stdout=out, stderr=out)
 
@@ -98,7 +106,7 @@ class ServerProcess:
 
 
 def main() -> None:
-    from kvseal.core.config import EngineConfig, ServeConfig
+    from kvseal.core.config import EngineConfig, FleetConfig, ServeConfig
     from kvseal.core.errors import KVSealError
     from kvseal.serve.server import run_server
 
@@ -106,7 +114,9 @@ def main() -> None:
     serve = {key: Path(value) if key in ("api_keys", "chat_template") else value for key, value in options["serve"].items()}
     try:
         engine = EngineConfig(model=Path(options["model"]), **options["engine"])
-        run_server(ServeConfig(engine=engine, **{"port": 0, "served_model_name": "demo"} | serve), engine_module=options["module"])
+        fleet = FleetConfig(**options["fleet"]) if options["fleet"] else None
+        config = ServeConfig(engine=engine, fleet=fleet, **{"port": 0, "served_model_name": "demo"} | serve)
+        run_server(config, engine_module=options["module"])
     except KVSealError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         raise SystemExit(2) from None

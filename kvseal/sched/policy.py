@@ -28,7 +28,7 @@ _PRIOR_LENGTHS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768)
 _GOLDEN = 0.6180339887498949
 _CAUTION = 0.6
 """Lowest quantile of a forecast; 0.6 gave the highest rate over seven windows of ShareGPT lengths in `bench.admission`'s model."""
-_SHARE_AT_LEAST_TOKENS = 32
+_SHARE_AT_LEAST_TOKENS = 16
 COMPANY_ARRIVALS = 2048
 """Nobody is passed by company that arrived so much later: more than the waiting line usually holds, and yet a bound."""
 

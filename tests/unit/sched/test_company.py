@@ -79,7 +79,7 @@ def test_a_shuffled_batch_computes_each_head_once_or_hardly_more() -> None:
     rig = Rig(pages=40, chunk_tokens=64, max_running=8, max_queued=1_000)  # 160 tokens; the heads alone are 12 x 40
     answers = [rig.submit(str(i), prompt, 1) for i, prompt in enumerate(groups(12, 10, 40, 8))]
     rig.run(checked=False)
-    assert sum(answer.cached_tokens or 0 for answer in answers) >= 0.9 * 12 * 9 * 40
+    assert sum(answer.cached_tokens or 0 for answer in answers) >= 0.85 * 12 * 9 * 40
     assert all(answer.outcome is not None for answer in answers)
 
 

@@ -71,4 +71,4 @@ def test_shared_tokens_finds_the_page_of_the_first_difference() -> None:
 
 
 def test_a_wait_must_be_worth_it() -> None:
-    assert policy.worth_sharing(64, 0) and not policy.worth_sharing(64, 48) and not policy.worth_sharing(16, 0)
+    assert policy.worth_sharing(64, 48) and not policy.worth_sharing(64, 56) and not policy.worth_sharing(8, 0)

@@ -27,6 +27,8 @@ def text(answer: Answer, *, runners_up: int = 6) -> str:
     if others:
         lines += ["", f"{'runners-up':60}{'req/s':>8}{'/worker':>9}{'of best':>9}  known from"]
         lines += [_row(one, best) for one in others]
+        if any(job.blocks for job in answer.question.trace.jobs):
+            lines.append("(shared prefixes count only where the scheduler itself was simulated)")
     return "\n".join(lines)
 
 
@@ -113,7 +115,7 @@ def _alike(placement: Placement) -> tuple[object, ...]:
     whole = placement.workers
     kinds = (placement.shared_kind, placement.prefill_kind, placement.decode_kind)
     names = tuple(kind.name if kind else "" for kind in kinds)
-    return (*names, placement.chunk_tokens, round(4 * placement.prefill / whole), round(4 * placement.decode / whole))
+    return (*names, placement.chunk_tokens, round(16 * placement.prefill / whole), round(16 * placement.decode / whole))
 
 
 def _row(found: Found, best: Found) -> str:

@@ -30,6 +30,8 @@ class Routing:
 
     def choose(self, job: Job) -> tuple[Worker | None, Worker | None]:
         """The worker for the prompt (None: the one that answers computes it) and the one that answers (None: nothing is left to do)."""
+        if not job.blocks:
+            return self._least(job)
         fronts, backs = [self._seen(one, job) for one in self._front], [self._seen(one, job) for one in self._back]
         outputs = job.output_tokens if backs else 1
         found = place(job.prompt_tokens, outputs, fronts, backs, direct_tokens=self._direct_tokens)
@@ -38,16 +40,27 @@ class Routing:
         front = self._named[found.prefill] if found.prefill else None
         back = self._named[found.decode] if found.decode else None
         for worker in (front, back):
-            if worker is not None and job.blocks:
+            if worker is not None:
                 self._holds[worker.name].update(job.blocks)
         return front, back
 
+    def _least(self, job: Job) -> tuple[Worker | None, Worker | None]:
+        """What `place` chooses where nothing is known of prefixes, without the asking."""
+        back = min(self._back, key=_outstanding, default=None)
+        if self._front and (back is None or job.output_tokens == 1):
+            return min(self._front, key=_outstanding), None
+        if not self._front or job.prompt_tokens <= self._direct_tokens:
+            return None, back
+        return min(self._front, key=_outstanding), back
+
     def _seen(self, worker: Worker, job: Job) -> Candidate:
-        known = 0
-        if job.blocks:
-            holds = self._holds[worker.name]
-            known = next((count for count, block in enumerate(job.blocks) if block not in holds), len(job.blocks)) * job.block_tokens
+        holds = self._holds[worker.name]
+        known = next((count for count, block in enumerate(job.blocks) if block not in holds), len(job.blocks)) * job.block_tokens
         return Candidate(worker.name, worker.outstanding_tokens, known, known)
+
+
+def _outstanding(worker: Worker) -> int:
+    return worker.outstanding_tokens
 
 
 def answer_work(job: Job) -> int:

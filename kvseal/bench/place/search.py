@@ -32,12 +32,16 @@ IDLE_OUTPUTS = 12
 """Tokens of an idle request that are simulated; the rest takes as long."""
 NEAR, NEAR_AT_MOST = 0.9, 4
 """Placements that come so near the best of their kind are compared on the fine grid."""
+CONFIRM_TIMES = 2
+"""The engine's own scheduler confirms a rate with so many times the requests asked for."""
+MORE_AT_MOST = 120
+"""Steps of the fine grid (a factor of ten) that shared prefixes may add to what the fast model found."""
 LOWER_AT_MOST = 6
 """Times that a rate is lowered, by more each time, until the scheduler keeps what the fast model promised."""
 WINDOW_TTFTS = 20
 WINDOW_LIVES = 10
 """A run lasts at least so many times the limit of TTFT, and so many lifetimes of a request, so that a growing queue shows."""
-MOST_TIMES = 8
+MOST_TIMES = 5
 """... but has at most so many times the requests asked for."""
 
 
@@ -227,9 +231,15 @@ class _Search:
         if count not in side:
             known = next(iter(side.values()), None)
             guess = self._guess * count if known is None else known.rate / known.count * count
-            chunks = self._chunks(kind) if known is None else (known.chunk_tokens,)
-            made = [self._one_side(kind, count, chunk, guess, prefill=prefill) for chunk in (chunks if prefill else chunks[:1])]
-            side[count] = max(made, key=lambda pool: pool.rate) if len(made) > 1 else made[0]
+            chunks = self._chunks(kind) if known is None and prefill else (0 if known is None else known.chunk_tokens,)
+            best: _Pool | None = None
+            for chunk in chunks:
+                made = self._one_side(kind, count, chunk, guess, prefill=prefill)
+                if best is None or made.reaches(best.rate * FINE):
+                    best, guess = made, made.rate if len(chunks) > 1 else guess
+            if best is None:
+                raise ValueError("a kind of worker has at least one chunk size")
+            side[count] = best
         return side[count]
 
     def _one_side(self, kind: WorkerKind, count: int, chunk: int, guess: float, *, prefill: bool) -> _Pool:
@@ -302,10 +312,13 @@ class _Search:
 
     # --- the promise ---
 
-    def _run_at(self, run: Callable[..., Outcome], place: Placement, power: int) -> Outcome:
-        jobs = self._jobs(FINE**power)
+    def _run_at(self, run: Callable[..., Outcome], place: Placement, power: int, *, most_requests: int | None = None) -> Outcome:
+        jobs = self._jobs(FINE**power)[:most_requests]
         allowed = int((1 - self._q.target) * len(jobs) + 1e-9)
         return run(place, self._latency, jobs, slo=self.slo, missed_allowed=allowed)
+
+    def _confirm(self, place: Placement, power: int) -> Outcome:
+        return self._run_at(simulate, place, power, most_requests=CONFIRM_TIMES * self._q.requests)
 
     def _closer(self, rough: Found) -> Found:
         """The rate to the fine grid, by the fast model."""
@@ -321,9 +334,11 @@ class _Search:
         """The same, lowered until the engine's own scheduler keeps it."""
         place = close.placement
         power = round(math.log(close.rate, FINE))
+        if any(job.blocks for job in self._q.trace.jobs):  # prefixes are shared, and the fast model knows nothing of that
+            power = highest(lambda one: not self._confirm(place, one).stopped, power, power + MORE_AT_MOST, first=4) or power
         over = self._run_at(simulate_fast, place, power + 1)
         for lower in range(LOWER_AT_MOST):
-            outcome = self._run_at(simulate, place, power - lower * lower)
+            outcome = self._confirm(place, power - lower * lower)
             if not outcome.stopped:
                 return replace(
                     close,

@@ -38,12 +38,12 @@ def describe() -> dict[str, str]:
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """CPU time so far of these processes and all below them that still run, in seconds."""
+    """CPU time so far of these processes and all below them, in seconds; of ended ones too, once their parent has waited for them."""
     ticks = 0
     for pid in tree(pids):
         fields = "".join(_lines(_PROC / str(pid) / "stat")).rsplit(")", 1)[-1].split()
-        if len(fields) > 12:
-            ticks += int(fields[11]) + int(fields[12])  # proc(5): utime and stime
+        if len(fields) > 14:
+            ticks += sum(map(int, fields[11:15]))  # proc(5): utime and stime, and the same of children that were waited for
     return ticks / _ticks_per_second()
 
 
@@ -81,19 +81,26 @@ class Usage:
 
 
 class Meter:
-    """Measures from its making until `stop`: wall time, cores used by `pids` and this process, cores used by everybody else."""
+    """Measures from its making until `stop`: wall time, cores used by `pids`, this process and all below, and by everybody else.
 
-    def __init__(self, pids: Iterable[int]) -> None:
+    `idle` are processes below that should do nothing just now: what they use counts as somebody else's.
+    """
+
+    def __init__(self, pids: Iterable[int], *, idle: Iterable[int] = ()) -> None:
         self._pids = [*pids, os.getpid()]
-        self._own_s, self._busy_s = cpu_seconds(self._pids), _busy_seconds()
+        self._idle = list(idle)
+        self._own_s, self._busy_s = self._own_seconds(), _busy_seconds()
         self._began_s = time.perf_counter()
 
     def stop(self) -> Usage:
         wall_s = time.perf_counter() - self._began_s
-        own_s = cpu_seconds(self._pids) - self._own_s
+        own_s = self._own_seconds() - self._own_s
         busy_s = _busy_seconds()
         others = None if busy_s is None or self._busy_s is None else max(0.0, busy_s - self._busy_s - own_s) / wall_s
         return Usage(wall_s, own_s / wall_s, others)
+
+    def _own_seconds(self) -> float:
+        return cpu_seconds(self._pids) - cpu_seconds(self._idle)
 
 
 def wait_for_quiet(limit_s: float) -> bool:

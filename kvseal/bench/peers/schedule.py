@@ -7,6 +7,7 @@ An engine that fails in a scenario has no score there, and the rest goes on.
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -77,6 +78,7 @@ class Interleaved:
     def run(self) -> list[Measurement]:
         """All repetitions; engines are started before and stopped after, whatever happens."""
         began = time.monotonic()
+        before = signal.signal(signal.SIGTERM, _stop)  # Else a `timeout` around this would leave the engines behind.
         try:
             for runner in self._runners:
                 self._begin(runner)
@@ -87,6 +89,7 @@ class Interleaved:
         finally:
             for runner in self._runners:
                 runner.stop()
+            signal.signal(signal.SIGTERM, before)
         return [each for each in self._measured if each.scenario not in self._failures(each.engine)]
 
     def _begin(self, runner: Runner) -> None:
@@ -127,7 +130,7 @@ class Interleaved:
         limit_s = self._limit(runner, scenario)
         others = [other.engine.pid for other in self._runners if other.engine is not None and other is not runner]
         idle_before_s = cpu_seconds(others)
-        meter = Meter([engine.pid])
+        meter = Meter([engine.pid], idle=others)
         seconds, digests, cut = [], [], False
         try:
             for call in calls:
@@ -168,6 +171,10 @@ class Interleaved:
 
     def _failures(self, name: str) -> Mapping[str, str]:
         return next((runner.failures for runner in self._runners if runner.name == name), {})
+
+
+def _stop(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def _line(found: Measurement, idle_cores: float) -> str:

@@ -7,6 +7,7 @@ KVSeal's own environment, and never hides why a step failed.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -64,11 +65,16 @@ class Setup:
         return self._stamp(step).is_file() and (step.makes is None or step.makes.exists())
 
     def run(self, peer: str, steps: Sequence[Step]) -> None:
-        """All steps that are not done yet. Raises StepFailed with the reason."""
-        for step in steps:
-            if not self.is_done(step):
-                self._say(f"{peer}: {step.name} ...")
-                self._run(peer, step)
+        """All steps that are not done yet; of several at once in one directory, one works and the others wait. Raises StepFailed."""
+        if all(self.is_done(step) for step in steps):
+            return
+        self._directory.mkdir(parents=True, exist_ok=True)
+        with (self._directory / ".setup.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            for step in steps:
+                if not self.is_done(step):
+                    self._say(f"{peer}: {step.name} ...")
+                    self._run(peer, step)
 
     def _run(self, peer: str, step: Step) -> None:
         missing = [program for program in step.needs_programs if shutil.which(program) is None]

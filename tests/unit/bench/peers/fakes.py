@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,13 +70,13 @@ for line in sys.stdin:
 def fake_server(folder: Path, mode: str = "good") -> Launch:
     script = folder / "server.py"
     script.write_text(SERVER, encoding="utf-8")
-    return Launch(command=(sys.executable, str(script), "{port}", mode), over_http=True, start_timeout_s=20.0)
+    return Launch(command=(sys.executable, str(script), "{port}", mode), over_http=True, start_timeout_s=200.0)
 
 
 def fake_worker(folder: Path) -> Launch:
     script = folder / "worker.py"
     script.write_text(WORKER, encoding="utf-8")
-    return Launch(command=(sys.executable, str(script)), over_http=False, start_timeout_s=20.0)
+    return Launch(command=(sys.executable, str(script)), over_http=False, start_timeout_s=200.0)
 
 
 def small_model(folder: Path) -> Path:
@@ -103,6 +104,8 @@ class DiaryEngine:
     """The how-manieth measured call fails; -1: every call takes too long."""
     noisy_at: int | None = None
     """The how-manieth measured call takes no time at all."""
+    ends_run_at: int | None = None
+    """At the how-manieth measured call this process is asked to end."""
     about: dict[str, str] = field(default_factory=dict)
     start_s: float = 0.5
     pid: int = 0
@@ -118,6 +121,8 @@ class DiaryEngine:
         if self.fails_at == self.asked:
             raise EngineFailed("out of memory")
         self.diary.append(self.name)
+        if self.ends_run_at == self.asked:
+            signal.raise_signal(signal.SIGTERM)
         if self.noisy_at == self.asked:
             return Answer(0.0)
         return Answer(self.seconds * (1 if call.output_tokens == 1 else 10), f"{call.prompts}{call.output_tokens}")

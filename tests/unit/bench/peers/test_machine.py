@@ -27,6 +27,27 @@ def test_a_childs_work_is_counted_while_it_lives() -> None:
         child.stdin.close()
 
 
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize("idle", [False, True])
+def test_an_ended_childs_work_is_ours_and_an_idle_engines_is_not(idle: bool) -> None:
+    with subprocess.Popen([sys.executable, "-c", BUSY], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        meter = machine.Meter([], idle=[child.pid] if idle else [])
+        child.communicate(b"\n")
+        ended = meter.stop()
+    if not idle:
+        assert ended.own_cores * ended.wall_s >= 0.25
+    with subprocess.Popen([sys.executable, "-c", BUSY], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        meter = machine.Meter([], idle=[child.pid] if idle else [])
+        if child.stdout is None or child.stdin is None:
+            raise RuntimeError("no pipes")
+        child.stdout.readline()
+        usage = meter.stop()
+        child.stdin.close()
+    worked_s = usage.own_cores * usage.wall_s
+    assert worked_s < 0.2 if idle else worked_s >= 0.25
+    assert usage.others_cores is not None and (not idle or usage.others_cores * usage.wall_s >= 0.2)
+
+
 def test_unknown_processes_have_used_nothing() -> None:
     assert machine.cpu_seconds([2**22 + 1]) == 0.0
     assert machine.resident_bytes([2**22 + 1]) == 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from kvseal.bench.peers.engines import Engine, EngineFailed
 from kvseal.bench.peers.figures import Measurement
 from kvseal.bench.peers.schedule import Interleaved, Plan, Runner
@@ -75,6 +77,13 @@ def test_a_peer_that_takes_too_long_is_stopped_and_bounded() -> None:
     bounded = next(each for each in found if each.engine == "slow")
     assert bounded.cut and bounded.speed == 4_096 / 8.0
     assert slow.stopped
+
+
+def test_a_run_that_is_ended_takes_its_engines_along() -> None:
+    engine = DiaryEngine("a", [], ends_run_at=2)
+    with pytest.raises(SystemExit):
+        run(plan(BATCH), runner(engine))
+    assert engine.stopped
 
 
 def test_skipped_scenarios_are_not_run() -> None:

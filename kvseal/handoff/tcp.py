@@ -31,9 +31,9 @@ from kvseal.handoff.messages import MAX_PAGES, packed_stamps, unpacked_stamps
 from kvseal.handoff.proof import Claims, Landing, Memory, Move, seal_nonces
 from kvseal.handoff.transport import FENCE_S, Report, Source
 
-GROUP_BYTES = 2**20
+GROUP_BYTES = 2 * 2**20
 """Sent behind one header; the receiver checks its pages while they are in its cache."""
-GROUP_PAGES = 64
+GROUP_PAGES = 256
 MAX_ENDPOINT_CHARS = 300
 _PURPOSE = "pages"
 _ASK = struct.Struct("<4sIQ64s")

@@ -74,7 +74,7 @@ class RemoteNode(NodeClient):
         # Nothing can have come yet: the worker speaks when it has our proof, and this process has not listened since it was sent.
         writer.transport.set_protocol(link)
         link.connection_made(writer.transport)
-        await self._introduced(link)
+        await asyncio.wait_for(self._introduced(link), CONNECT_S)
         return link
 
     def _kill(self) -> None:

@@ -93,7 +93,7 @@ def test_two_workers_and_a_router() -> None:
             router = Router(remotes, secret=SECRET)
             answer = await read(router.submit(request("a", prompt(1, 90))))
             assert isinstance(answer.outcome, Completed) and answer.tokens == right
-            assert (await router.stats()).handoff["received"] == 1
+            assert (await router.stats()).handoff["received"] >= 1
             await asyncio.sleep(0.1)
             assert all(remote.cached for remote in remotes)
 

@@ -9,6 +9,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -85,7 +86,13 @@ class Sampler {
     static constexpr double BELOW_ONE = 1.0 - 0x1p-53;
     static constexpr float LOWEST = -std::numeric_limits<float>::infinity();
 
+    struct Weighed {
+        float value;
+        double weight;
+    };
+
     struct Scratch {
+        std::vector<Weighed> weighed;
         std::vector<float> values, weights, strips;
         std::vector<int32_t> counts, ids;
         std::vector<float> chosen;
@@ -228,13 +235,22 @@ class Sampler {
                     if (scaled(values[i]) >= floor) s.ids.push_back(static_cast<int32_t>(i));
             }
         };
-        const auto keep_from = [&](float floor) {
-            s.ids.erase(std::remove_if(s.ids.begin(), s.ids.end(), [&](int32_t i) { return !(scaled(values[i]) >= floor); }), s.ids.end());
+        const auto keep_from = [&](float floor) {  // of ids, and of sums where they stand beside them
+            size_t kept = 0;
+            for (size_t i = 0; i < s.ids.size(); ++i) {
+                if (!(scaled(values[s.ids[i]]) >= floor)) continue;
+                s.ids[kept] = s.ids[i];
+                if (!s.sums.empty()) s.sums[kept] = s.sums[i];
+                ++kept;
+            }
+            s.ids.resize(kept);
+            if (!s.sums.empty()) s.sums.resize(kept);
         };
-        const auto copy_chosen = [&] {
-            s.chosen.clear();
-            for (int32_t i : s.ids) s.chosen.push_back(scaled(values[i]));
+        const auto weigh_chosen = [&] {
+            s.sums.clear();
+            for (int32_t i : s.ids) s.sums.push_back(std::exp(static_cast<double>(scaled(values[i]))));
         };
+        s.sums.clear();
         if (by_rank) {
             double depth = NATS;
             gather(static_cast<float>(-depth));
@@ -242,23 +258,26 @@ class Sampler {
                 depth *= 2;
                 gather(depth < DEEPEST ? static_cast<float>(-depth) : LOWEST);
             }
-            copy_chosen();
+            s.chosen.clear();
+            for (int32_t i : s.ids) s.chosen.push_back(scaled(values[i]));
             std::nth_element(s.chosen.begin(), s.chosen.begin() + (how.top_k - 1), s.chosen.end(), std::greater<float>());
             keep_from(s.chosen[static_cast<size_t>(how.top_k - 1)]);
         }
         if (by_mass) {
             double total = -1.0;
             if (!by_rank) total = gather_mass(values, n, highest, temperature, how.top_p, gather, s);
-            copy_chosen();
-            keep_from(nucleus_floor(s, how.top_p, total));
+            weigh_chosen();
+            s.weighed.clear();
+            for (size_t i = 0; i < s.ids.size(); ++i) s.weighed.push_back({scaled(values[s.ids[i]]), s.sums[i]});
+            if (total < 0.0) total = std::accumulate(s.sums.begin(), s.sums.end(), 0.0);
+            keep_from(nucleus_floor(s.weighed, how.top_p * total));
         }
         if (by_floor) {
             const float floor = static_cast<float>(std::log(how.min_p));
             if (by_rank || by_mass) keep_from(floor);
             else gather(floor);
         }
-        s.sums.clear();
-        for (int32_t i : s.ids) s.sums.push_back(std::exp(static_cast<double>(scaled(values[i]))));
+        if (!by_mass) weigh_chosen();
         return s.ids[static_cast<size_t>(place_of(s.sums, point))];
     }
 
@@ -278,16 +297,31 @@ class Sampler {
         return total;
     }
 
-    // Of `chosen`: the lowest value among the fewest highest ones that hold `share` of `total` (negative: of themselves).
-    static float nucleus_floor(Scratch& s, double share, double total) {
-        std::vector<float>& ordered = s.chosen;
-        std::sort(ordered.begin(), ordered.end(), std::greater<float>());
-        s.sums.resize(ordered.size());
-        double sum = 0.0;
-        for (size_t i = 0; i < ordered.size(); ++i) s.sums[i] = sum += std::exp(static_cast<double>(ordered[i]));
-        const double target = share * (total < 0.0 ? sum : total);
-        const size_t last = static_cast<size_t>(std::lower_bound(s.sums.begin(), s.sums.end(), target) - s.sums.begin());
-        return ordered[std::min(last, ordered.size() - 1)];
+    // The lowest value among the fewest highest ones that hold `target` together: parts are split by a pivot until it is found, so nothing
+    // is sorted but the last few.
+    static float nucleus_floor(std::vector<Weighed>& all, double target) {
+        auto low = all.begin(), high = all.end();
+        double above = 0.0;  // of all that are higher than [low, high)
+        const auto sum = [](auto from, auto to) { return std::accumulate(from, to, 0.0, [](double s, const Weighed& w) { return s + w.weight; }); };
+        while (high - low > 32) {
+            const float a = low->value, b = (low + (high - low) / 2)->value, c = (high - 1)->value;
+            const float pivot = std::max(std::min(a, b), std::min(std::max(a, b), c));
+            const auto equal = std::partition(low, high, [pivot](const Weighed& w) { return w.value > pivot; });
+            const auto lower = std::partition(equal, high, [pivot](const Weighed& w) { return w.value == pivot; });
+            const double higher_weight = sum(low, equal), equal_weight = sum(equal, lower);
+            if (above + higher_weight >= target) {
+                high = equal;
+            } else if (above + higher_weight + equal_weight >= target) {
+                return pivot;
+            } else {
+                above += higher_weight + equal_weight;
+                low = lower;
+            }
+        }
+        std::sort(low, high, [](const Weighed& a, const Weighed& b) { return a.value > b.value; });
+        for (; low != high; ++low)
+            if ((above += low->weight) >= target) return low->value;
+        return high == all.end() || all.empty() ? LOWEST : (high - 1)->value;
     }
 
     int64_t draw_from_all(const float* values, int64_t n, float highest, float temperature, double point, Scratch& s) const {

@@ -57,7 +57,9 @@ static void silu_multiply(const float* gate, const float* up, int n, float* out)
 }
 
 static void exponential(const float* x, int n, float* out) {
-    for (int i = 0; i < n; ++i) out[i] = exp1(x[i]);
+    int i = 0;
+    for (; i + 8 <= n; i += 8) store8(out + i, exp8(load8(x + i)));
+    for (; i < n; ++i) out[i] = exp1(x[i]);
 }
 
 }  // namespace KVSEAL_ISA

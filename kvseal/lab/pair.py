@@ -226,6 +226,11 @@ class Pair:
         self.prefill.take(p.Prefill(request, f"handoff-{name}", self.decode.incarnation, 60.0))
         return heard
 
+    @staticmethod
+    def decode_id(name: str) -> RequestId:
+        """What the decode node calls the request."""
+        return RequestId(name)
+
     def cancel(self, name: str) -> None:
         self.prefill.cancel(RequestId(name))
         self.decode.cancel(RequestId(name))

@@ -75,12 +75,12 @@ class Fleet:
 
     def __init__(self, *configs: EngineConfig, **options: Any) -> None:
         self.loop = asyncio.new_event_loop()
-        self.router: Router = self.run(self._start(configs, options))
+        self.router: Router = self.run(self._start(configs, options), 900.0)
 
     async def _start(self, configs: tuple[EngineConfig, ...], options: dict[str, Any]) -> Router:
         return Router(await nodes(*configs), secret=SECRET, **options)
 
-    def run(self, what: Coroutine[Any, Any, T], timeout_s: float = 120.0) -> T:
+    def run(self, what: Coroutine[Any, Any, T], timeout_s: float = 280.0) -> T:
         return self.loop.run_until_complete(asyncio.wait_for(what, timeout_s))
 
     def node(self, name: str) -> NodeClient:

@@ -1,10 +1,13 @@
 """What native/module.cpp offers. Arrays are C-contiguous; wrong types, shapes or sizes raise ValueError or TypeError."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
+
+from kvseal.core.batch import Row
+from kvseal.core.request import SamplingParams
 
 _F32 = npt.NDArray[np.float32]
 _I32 = npt.NDArray[np.int32]
@@ -95,8 +98,8 @@ class PackedLinear:
     def format(self) -> str: ...
     @property
     def bytes(self) -> int: ...
-    def fill(self, raw: _U8, type: str, row_order: _I32 | None = None) -> None:
-        """Packs stored rows into its place. Raises ValueError for a mapped one."""
+    def fill(self, raw: _U8, type: str, row_order: _I32 | None = None, importance: _F32 | None = None) -> None:
+        """Packs stored rows into its place. `importance` [columns]: how much an error counts in a 4-bit fit. ValueError for a mapped one."""
 
 PACK_LAYOUT: int
 """Changes whenever packed memory does."""
@@ -198,6 +201,11 @@ class Decoder:
         hidden: _F32,
     ) -> list[_Break]: ...
     def logits(self, hidden: _F32, out: _F32) -> None: ...
+    def stepper(
+        self, page_tokens: int, native_of: Callable[[SamplingParams], Sampling], point_of: Callable[[SamplingParams, int], float]
+    ) -> Stepper:
+        """On this decoder; `native_of` is called once for each request, `point_of` for each draw."""
+
     def sampler(self) -> Sampler:
         """On this decoder's threads."""
 
@@ -289,6 +297,15 @@ class Sampling:
 
 _Logprobs = tuple[float, tuple[tuple[int, float], ...]]
 """Of the token; of the likeliest ones, most likely first."""
+
+class Stepper:
+    """Steps in which every row is one token that wants the next."""
+
+    def decode(
+        self, rows: tuple[Row, ...], ledger_nonces: _U64
+    ) -> tuple[list[int | tuple[int, _Logprobs | None]], list[_Break], list[tuple[int, bytes]] | None] | None:
+        """Answers as `Sampler.draw` gives them, breaks, and (row, digest) of the pages that became full (None: one is not full).
+        None for a step of another kind: nothing has happened."""
 
 class Sampler:
     """Logits [n, vocab] become tokens, the rows shared out among its threads."""

@@ -104,7 +104,7 @@ bool seal_digests(NativeDecoder& self, In<int32_t, 1> pages, InOut<uint8_t, 2> f
     return self.decoder->seal_digests(pages.data(), static_cast<int>(pages.size()), folds.data());
 }
 
-void fill_packed(Packed& packed, In<uint8_t, 1> raw, const std::string& type, std::optional<In<int32_t, 1>> row_order) {
+void fill_packed(Packed& packed, In<uint8_t, 1> raw, const std::string& type, std::optional<In<int32_t, 1>> row_order, MaybeVector importance) {
     const Linear& w = packed.linear;
     const SourceType source = source_type(type);
     require(packed.writable != nullptr, "mapped weights are read-only");
@@ -115,8 +115,9 @@ void fill_packed(Packed& packed, In<uint8_t, 1> raw, const std::string& type, st
         order = row_order->data();
         for (int64_t i = 0; i < w.rows; ++i) require(order[i] >= 0 && order[i] < w.rows, "row_order names a row that is not there");
     }
+    require(!importance || static_cast<int>(importance->size()) == w.columns, "importance needs one entry per column");
     nb::gil_scoped_release unlocked;
-    pack(source, raw.data(), order, w);
+    pack(source, raw.data(), order, importance ? importance->data() : nullptr, w);
 }
 
 Packed place_packed(WeightSlab& slab, int64_t rows, int64_t columns, const std::string& format) {
@@ -212,7 +213,7 @@ NB_MODULE(_native, m) {
         .def_prop_ro("columns", [](const Packed& p) { return p.linear.columns; })
         .def_prop_ro("format", [](const Packed& p) { return std::string(pack_name(p.linear.format)); })
         .def_ro("bytes", &Packed::bytes)
-        .def("fill", &fill_packed, nb::arg("raw"), nb::arg("type"), nb::arg("row_order") = nb::none());
+        .def("fill", &fill_packed, nb::arg("raw"), nb::arg("type"), nb::arg("row_order") = nb::none(), nb::arg("importance") = nb::none());
 
     m.attr("PACK_LAYOUT") = PACK_LAYOUT;
     nb::class_<WeightSlab>(m, "WeightSlab")
@@ -228,7 +229,7 @@ NB_MODULE(_native, m) {
                         std::optional<In<int32_t, 1>> row_order) {
                 WeightSlab after = self;  // Nothing is taken when the arguments are wrong.
                 Packed packed = place_packed(after, rows, columns, format);
-                fill_packed(packed, raw, type, row_order);
+                fill_packed(packed, raw, type, row_order, std::nullopt);
                 self = after;
                 return packed;
             }, nb::arg("raw"), nb::arg("type"), nb::arg("rows"), nb::arg("columns"), nb::arg("format"), nb::arg("row_order") = nb::none());

@@ -153,9 +153,9 @@ void dequantise_q6_k(const uint8_t* block, float* out) {
 // Can the stored groups be used as they are?
 bool direct(SourceType type, PackFormat format) {
     switch (type) {
-        case SRC_Q4_0: return format == PACK_Q4;
+        case SRC_Q4_0: return format == PACK_Q4 || format == PACK_Q8;
         case SRC_Q4_1:
-        case SRC_Q4_K: return format == PACK_Q4M;
+        case SRC_Q4_K: return format == PACK_Q4M || format == PACK_Q8M;
         case SRC_Q8_0:
         case SRC_Q5_0: return format == PACK_Q8;
         case SRC_Q5_1:
@@ -164,10 +164,71 @@ bool direct(SourceType type, PackFormat format) {
     }
 }
 
-// Floats (32, zero-padded) into a group of the packing.
-void requantise(const float* x, PackFormat format, StoredGroup& out) {
+float nearest(float x) { return (x + 12582912.0f) - 12582912.0f; }  // 1.5 * 2^23: exact for |x| < 2^22, ties to even
+
+float rounded_half(float x) { return half_table()[float_to_half(x)]; }
+
+// How far scale * q + minimum stays from x with the best q of 0..15, squared, weighted and summed; the sums that a better scale and minimum need.
+struct Fit {
+    float scale, minimum, error, sum_q, sum_qq, sum_xq;
+
+    void of(const float* x, const float* weight, int count) {
+        const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+        error = sum_q = sum_qq = sum_xq = 0.0f;
+        for (int i = 0; i < count; ++i) {
+            float q = nearest((x[i] - minimum) * inverse);
+            q = q < 0.0f ? 0.0f : (q > 15.0f ? 15.0f : q);
+            const float off = x[i] - (scale * q + minimum);
+            error += weight[i] * off * off;
+            sum_q += weight[i] * q;
+            sum_qq += weight[i] * q * q;
+            sum_xq += weight[i] * x[i] * q;
+        }
+    }
+    // Least squares for the q that `of` found; false when they do not determine a line.
+    bool better(float sum_x, float n) {
+        const float determinant = n * sum_qq - sum_q * sum_q;
+        if (!(determinant > 0.0f)) return false;
+        const float slope = (n * sum_xq - sum_x * sum_q) / determinant;
+        if (!(slope > 0.0f)) return false;
+        scale = rounded_half(slope);
+        minimum = rounded_half((sum_x - slope * sum_q) / n);
+        return true;
+    }
+};
+
+// The scale and minimum with the smallest squared error that a few starts and rounds of least squares find. A range that leaves the ends
+// out is often better than one that reaches from the lowest to the highest: all others come closer.
+void fit_four(const float* x, const float* weight, int count, float low, float high, StoredGroup& out) {
+    constexpr float REACH[] = {15.0f, 15.8f, 16.6f, 17.6f, 14.4f};
+    constexpr int ROUNDS = 3;
+    float sum_x = 0.0f, sum = 0.0f;
+    for (int i = 0; i < count; ++i) {
+        sum_x += weight[i] * x[i];
+        sum += weight[i];
+    }
+    Fit best{};
+    best.error = INFINITY;
+    for (const float reach : REACH) {
+        Fit fit{};
+        const float width = (high - low) * (15.0f / reach), middle = 0.5f * (low + high);
+        fit.minimum = rounded_half(middle - 0.5f * width);
+        fit.scale = rounded_half(width / 15.0f);
+        for (int round = 0; round <= ROUNDS; ++round) {
+            fit.of(x, weight, count);
+            if (fit.error < best.error) best = fit;
+            if (round == ROUNDS || !fit.better(sum_x, sum)) break;
+        }
+    }
+    const bool found = best.error < INFINITY;  // else something is not finite, and stays so
+    out.scale_half = float_to_half(found ? best.scale : (high - low) / 15.0f);
+    out.minimum_half = float_to_half(found ? best.minimum : low);
+}
+
+// Floats (32, zero-padded, `count` of them real) into a group of the packing; `weight`: how much each column's error counts.
+void requantise(const float* x, const float* weight, int count, PackFormat format, StoredGroup& out) {
     float low = x[0], high = x[0];
-    for (int i = 1; i < GROUP; ++i) {
+    for (int i = 1; i < count; ++i) {
         low = x[i] < low ? x[i] : low;
         high = x[i] > high ? x[i] : high;
     }
@@ -176,9 +237,11 @@ void requantise(const float* x, PackFormat format, StoredGroup& out) {
         const float top = std::max(std::fabs(low), std::fabs(high));
         out.scale_half = float_to_half(top / 127.0f);
         out.minimum_half = 0;
+    } else if (four) {
+        fit_four(x, weight, count, low, high, out);
     } else {
         out.minimum_half = float_to_half(low);
-        out.scale_half = float_to_half((high - half_table()[out.minimum_half]) / (four ? 15.0f : 127.0f));
+        out.scale_half = float_to_half((high - half_table()[out.minimum_half]) / 127.0f);
     }
     const float scale = half_table()[out.scale_half], minimum = half_table()[out.minimum_half];
     const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
@@ -205,6 +268,7 @@ struct Packer {
     const uint8_t* raw;
     int64_t row_bytes;
     const int32_t* row_order;
+    const float* importance;
     Linear w;
 
     const uint8_t* row(int64_t i) const { return raw + (row_order != nullptr ? row_order[i] : i) * row_bytes; }
@@ -216,6 +280,8 @@ struct Packer {
         uint16_t* scales = const_cast<uint16_t*>(w.scales);
         uint16_t* minimums = const_cast<uint16_t*>(w.minimums);
         std::vector<float> floats(static_cast<size_t>(w.groups) * GROUP, 0.0f);
+        std::vector<float> counts(floats.size(), 1.0f);
+        if (importance != nullptr) std::copy(importance, importance + w.columns, counts.begin());
         StoredGroup group{};
         for (int64_t r = 0; r < w.rows; ++r) {
             if (!as_stored) dequantise_row(type, row(r), w.columns, floats.data());
@@ -223,9 +289,9 @@ struct Packer {
                 if (as_stored)
                     read_group(type, row(r), g, group);
                 else
-                    requantise(floats.data() + g * GROUP, w.format, group);
-                if (type == SRC_Q5_0 && as_stored)
-                    for (uint8_t& q : group.q) q = static_cast<uint8_t>(q - 16);
+                    requantise(floats.data() + g * GROUP, counts.data() + g * GROUP, static_cast<int>(std::min<int64_t>(GROUP, w.columns - g * GROUP)), w.format, group);
+                if (as_stored && w.format == PACK_Q8 && type != SRC_Q8_0)  // These two count from the middle.
+                    for (uint8_t& q : group.q) q = static_cast<uint8_t>(q - (type == SRC_Q5_0 ? 16 : 8));
                 const int64_t at = (r / ROW_BLOCK) * w.groups + g;
                 put_group(group, four, static_cast<int>(r % ROW_BLOCK), weights + at * block_bytes);
                 scales[at * ROW_BLOCK + r % ROW_BLOCK] = group.scale_half;
@@ -339,9 +405,9 @@ Linear place(PackFormat format, int64_t rows, int64_t columns, const uint8_t* me
     return w;
 }
 
-void pack(SourceType type, const uint8_t* raw, const int32_t* row_order, const Linear& w) {
+void pack(SourceType type, const uint8_t* raw, const int32_t* row_order, const float* importance, const Linear& w) {
     if (w.format == PACK_Q4 && !direct(type, w.format)) throw std::invalid_argument("q4 without minimums holds Q4_0 only; use q4m");
-    Packer packer{type, raw, source_row_bytes(type, w.columns), row_order, w};
+    Packer packer{type, raw, source_row_bytes(type, w.columns), row_order, importance, w};
     if (w.quantised())
         packer.groups();
     else

@@ -3,7 +3,7 @@
 // Owns the block layouts of the stored types (ggml-common.h of the ggml project, safetensors' plain types) and the interleaving by 8 rows.
 // 4- and 8-bit forms keep the stored numbers exactly where the groups agree: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0. Q4_K and Q5_K keep their quants;
 // their scale and minimum of each 32-group are rounded to fp16 (relative error <= 2^-11). Everything else that asks for groups is
-// requantised: 8 bits by scale = largest magnitude / 127, 4 bits by scale and minimum over 15 steps.
+// requantised: 8 bits by scale = largest magnitude / 127, 4 bits by the scale and minimum that keep the squared error small.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -13,7 +13,7 @@
 namespace kvseal {
 
 // Raised with every change of what stands where in packed memory, or of the numbers that packing makes: packed weights are kept on disk.
-constexpr int PACK_LAYOUT = 1;
+constexpr int PACK_LAYOUT = 3;
 
 enum SourceType : int32_t { SRC_F32, SRC_F16, SRC_BF16, SRC_Q8_0, SRC_Q4_0, SRC_Q4_1, SRC_Q5_0, SRC_Q5_1, SRC_Q4_K, SRC_Q5_K, SRC_Q6_K };
 
@@ -32,7 +32,8 @@ void dequantise_row(SourceType type, const uint8_t* row, int64_t columns, float*
 // A matrix of this format whose parts lie in `memory` of packed_bytes, 64-byte aligned: elements, then scales, then minimums.
 Linear place(PackFormat format, int64_t rows, int64_t columns, const uint8_t* memory);
 
-// Packs stored rows (row_order may be null) into w's memory, which is writable and zero.
-void pack(SourceType type, const uint8_t* raw, const int32_t* row_order, const Linear& w);
+// Packs stored rows (row_order may be null) into w's memory, which is writable and zero. `importance` (columns, or null): how much an error
+// in a column counts where four bits are fitted.
+void pack(SourceType type, const uint8_t* raw, const int32_t* row_order, const float* importance, const Linear& w);
 
 }  // namespace kvseal

@@ -11,8 +11,9 @@ auto   as close to the file as a kernel allows: Q4_0, Q4_1 exactly as stored, Q4
        Q8_0, Q5_0, Q5_1 exactly, Q5_K with rounded scales, Q6_K requantised, in 8-bit groups; BF16 as bf16; F16 and F32 as fp32
 fp32   everything dequantised exactly to float32
 bf16   everything rounded to bfloat16, float32 inputs and sums
-q8     8-bit groups: stored 8- and 5-bit types as in auto, everything else requantised (largest magnitude / 127)
-q4     4-bit groups: stored 4-bit types as in auto, everything else requantised (scale and minimum over 15 steps)
+q8     8-bit groups: stored 8-, 5- and 4-bit types keep their numbers as in auto, everything else is requantised (largest magnitude / 127)
+q4     4-bit groups: stored 4-bit types as in auto, everything else requantised (scale and minimum of the smallest error, each
+       column counted by the norm that scales its input)
 ====== ==========================================================================================================================
 """
 
@@ -34,6 +35,8 @@ from kvseal.exec.weights.types import LayerWeights, ModelWeights, TensorSource
 
 _AS_STORED = {"F32": "fp32", "F16": "fp32", "BF16": "bf16", "Q4_0": "q4", "Q4_1": "q4m", "Q4_K": "q4m", "Q5_0": "q8", "Q5_1": "q8m",
               "Q5_K": "q8m", "Q6_K": "q8", "Q8_0": "q8"}  # fmt: skip
+_IN_EIGHT = {"q4": "q8", "q4m": "q8m", "q8": "q8", "q8m": "q8m"}
+"""Where the numbers of a grouped format fit as they are."""
 _log = logging.getLogger("kvseal.exec")
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 """Of a layer, in the order in which they lie in a slab; the output projection comes last."""
@@ -47,7 +50,7 @@ def packing(weight_format: str, stored_type: str) -> str:
     if weight_format in ("fp32", "bf16"):
         return weight_format
     if weight_format == "q8":
-        return stored if stored.startswith("q8") else "q8"
+        return _IN_EIGHT.get(stored, "q8")
     if weight_format == "q4":
         return stored if stored.startswith("q4") else "q4m"
     raise ConfigError(f"--weights is {weight_format!r}; choose from auto, fp32, bf16, q8, q4")
@@ -66,14 +69,16 @@ class PackedModel:
 
 def pack_model(weights: ModelWeights, weight_format: str, *, cache: PackedCache | None = None, threads: int = 1) -> PackedModel:
     """Maps the packed matrices from `cache`, or packs them (with so many threads) and leaves them there."""
-    sources = [(source, packing(weight_format, source.type)) for source in _matrices(weights)]
+    matrices = list(_matrices(weights))
+    sources = [(source, packing(weight_format, source.type)) for source, _ in matrices]
+    importance = [None if norm is None else vector(norm * norm) for _, norm in matrices]
     slab_bytes = sum(_native.packed_bytes(to, source.rows, source.columns) for source, to in sources)
-    name = cache.name_of(weights, sources) if cache is not None else ""
+    name = cache.name_of(weights, sources, importance) if cache is not None else ""
     mapped = cache.find(name, slab_bytes) if cache is not None else None
     placed: list[_native.PackedLinear] = []
     if mapped is None:
         slab = _native.WeightSlab(slab_bytes)
-        placed = _filled(slab, sources, threads)
+        placed = _filled(slab, sources, importance, threads)
         mapped = cache.keep(name, slab) if cache is not None else None
     if mapped is not None:
         placed = [mapped.place(source.rows, source.columns, to) for source, to in sources]
@@ -86,12 +91,14 @@ def pack_model(weights: ModelWeights, weight_format: str, *, cache: PackedCache 
     return PackedModel(layers, next(rest), slab_bytes, _summary(placed), file)
 
 
-def _filled(slab: _native.WeightSlab, sources: list[tuple[TensorSource, str]], threads: int) -> list[_native.PackedLinear]:
+def _filled(
+    slab: _native.WeightSlab, sources: list[tuple[TensorSource, str]], importance: list[Float32 | None], threads: int
+) -> list[_native.PackedLinear]:
     placed = [slab.place(source.rows, source.columns, to) for source, to in sources]
 
     def fill(index: int) -> None:
         source, _ = sources[index]
-        placed[index].fill(source.raw, source.type, source.row_order)
+        placed[index].fill(source.raw, source.type, source.row_order, importance[index])
 
     with ThreadPoolExecutor(max(1, threads)) as team:
         for _ in team.map(fill, range(len(placed))):
@@ -99,11 +106,17 @@ def _filled(slab: _native.WeightSlab, sources: list[tuple[TensorSource, str]], t
     return placed
 
 
-def _matrices(weights: ModelWeights) -> Iterator[TensorSource]:
-    """In the order in which they lie in a slab."""
+def _matrices(weights: ModelWeights) -> Iterator[tuple[TensorSource, Float32 | None]]:
+    """In the order in which they lie in a slab; with each the norm that scales its inputs, column by column, where there is one.
+
+    A fit of four bits counts errors by its square: where inputs are large, errors weigh.
+    """
     for layer in weights.layers:
-        yield from (layer.q, layer.k, layer.v, layer.o, layer.gate, layer.up, layer.down)
-    yield weights.lm_head or weights.embedding
+        yield from ((matrix, layer.attn_norm) for matrix in (layer.q, layer.k, layer.v))
+        yield layer.o, None
+        yield from ((matrix, layer.mlp_norm) for matrix in (layer.gate, layer.up))
+        yield layer.down, None
+    yield weights.lm_head or weights.embedding, weights.final_norm
 
 
 def _layer(layer: LayerWeights, matrices: dict[str, _native.PackedLinear]) -> _native.Layer:

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvseal import _native
-from kvseal.exec.weights.types import ModelWeights, TensorSource
+from kvseal.exec.weights.types import Float32, ModelWeights, TensorSource
 
 MAGIC = b"KVSPACK\1"
 HEADER_BYTES = 4096
@@ -56,12 +56,14 @@ class PackedCache:
     keep_bytes: int = KEEP_BYTES
     spare_bytes: int = SPARE_BYTES
 
-    def name_of(self, weights: ModelWeights, sources: list[tuple[TensorSource, str]]) -> str:
+    def name_of(self, weights: ModelWeights, sources: list[tuple[TensorSource, str]], importance: list[Float32 | None]) -> str:
         """The file name of these matrices, each in its packing, in this order. Reads the sources unless their content is known."""
         digest = hashlib.blake2b(digest_size=32, person=b"kvseal-packed")
         digest.update(self._content(weights, [source for source, _ in sources]))
         for source, packing in sources:
             digest.update(f"|{packing}|{source.rows}|{source.columns}|".encode())
+        for weight in importance:
+            digest.update(b"-" if weight is None else weight.tobytes())
         return f"{_prefix()}{digest.hexdigest()}{SUFFIX}"
 
     def find(self, name: str, slab_bytes: int) -> _native.WeightSlab | None:

@@ -33,6 +33,7 @@ BENCHMARKS: dict[str, tuple[str, ...]] = {
     "batch": ("1", "2"),
     "noreuse": ("6",),
     "stall": ("10",),
+    "split": ("11",),
     "simulator": ("12",),
     "safety": ("15",),
 }

@@ -9,19 +9,20 @@ search over 32 workers takes, on one core.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from kvseal.bench.fit import Stopwatch, fitted, measure
-from kvseal.bench.place.latency import PUBLISHED, Latency, WorkerKind, load
-from kvseal.bench.place.live import SkippingClock, run_live
+from kvseal.bench.place.latency import PUBLISHED, Knots, Latency, WorkerKind, load
+from kvseal.bench.place.live import SkippingClock, StepTimer, run_live
 from kvseal.bench.place.search import Answer, Found, Question, search
 from kvseal.bench.place.simulate import Placement, simulate
 from kvseal.bench.place.slo import SLO, Asked, attainment, parse_slo, quantile
 from kvseal.bench.place.trace import Job, Trace, read_trace
 from kvseal.bench.suite.board import Entry, Line, Plot, Result, Side, Target, missing
 from kvseal.bench.suite.command import Context, benchmark_main
-from kvseal.bench.suite.rig import Rig, Watcher
+from kvseal.bench.suite.rig import Rig
 from kvseal.core.config import EngineConfig
 from kvseal.node.build import build_engine
 from kvseal.node.engine import Engine
@@ -37,6 +38,8 @@ REQUESTS, QUICK_REQUESTS = 150, 40
 LIMIT_TTFT, LIMIT_TPOT = 5.0, 3.0
 """Limits, in multiples of what the median request takes alone."""
 CHUNK_TOKENS = 256
+CALIBRATING = 20
+"""Requests before each rate that tell how fast the machine is just then."""
 
 PUBLISHED_RATE = 1.5625
 PUBLISHED_STEP = 0.15625
@@ -83,7 +86,7 @@ def prediction(context: Context) -> tuple[list[Entry], Plot, dict[str, str]]:
     place = Placement(shared=1, shared_kind=kind, chunk_tokens=CHUNK_TOKENS)
     slo, base = limits_and_rate(latency, kind, trace)
     requests = QUICK_REQUESTS if context.quick else REQUESTS
-    watcher, clock = Watcher(), SkippingClock(timer)
+    steps, clock = StepTimer(timer), SkippingClock(timer)
     config = EngineConfig(
         model=resolve_model(context.model),
         threads=context.threads,
@@ -91,10 +94,10 @@ def prediction(context: Context) -> tuple[list[Entry], Plot, dict[str, str]]:
         max_running=kind.max_running,
         max_queued=10**6,
     )
-    engine = build_engine(config, clock=clock, around=watcher.around)
+    engine = build_engine(config, clock=clock, around=steps.around)
     try:
         warm(engine, clock)
-        points = [compare(context, engine, clock, latency, place, trace, slo, share * base, requests) for share in LOADS]
+        points = [compare(context, engine, clock, steps, latency, place, trace, slo, share * base, requests) for share in LOADS]
     finally:
         engine.close()
     worst = max(abs(predicted - measured) for _, predicted, measured in points) * 100
@@ -122,6 +125,22 @@ def limits_and_rate(latency: Latency, kind: WorkerKind, trace: Trace) -> tuple[S
     return answer.slo, answer.found[0].rate if answer.found else 1.0
 
 
+def speed(engine: Engine, clock: SkippingClock, steps: StepTimer, place: Placement, jobs: Sequence[Job]) -> float:
+    """Measured over fitted time of all steps of these requests."""
+    cost = place.shared_kind.cost if place.shared_kind else None
+    steps.steps.clear()
+    run_live(engine, clock, jobs, seed=2)
+    fitted_s = sum(cost.step_s(step) for step, _ in steps.steps) if cost else 0.0
+    return sum(seconds for _, seconds in steps.steps) / fitted_s if fitted_s else 1.0
+
+
+def slower(place: Placement, factor: float) -> Placement:
+    kind = place.shared_kind
+    if kind is None or not isinstance(kind.cost, Knots):
+        return place
+    return replace(place, shared_kind=replace(kind, cost=kind.cost.scaled(factor)))
+
+
 def warm(engine: Engine, clock: SkippingClock) -> None:
     run_live(engine, clock, [Job(0.0, 200, 8), Job(0.0, 30, 8)], seed=99)
 
@@ -130,6 +149,7 @@ def compare(
     context: Context,
     engine: Engine,
     clock: SkippingClock,
+    steps: StepTimer,
     latency: Latency,
     place: Placement,
     trace: Trace,
@@ -137,17 +157,17 @@ def compare(
     rate: float,
     requests: int,
 ) -> tuple[float, float, float]:
-    """The rate, and the shares in time: predicted and measured."""
+    """The rate, and the shares in time: predicted and measured. The machine is as fast as it is at that moment: other requests, run first
+    and not counted, give one factor for all steps."""
+    factor = speed(engine, clock, steps, place, trace.at_rate(rate, CALIBRATING, poisson=True, seed=2))
     jobs = trace.at_rate(rate, requests, poisson=True, seed=1)
-    predicted = simulate(place, latency, jobs).records
+    predicted = simulate(slower(place, factor), latency, jobs).records
     measured = run_live(engine, clock, jobs, seed=int(1000 * rate))
     shares = attainment(predicted, slo), attainment(measured, slo)
     ttft = [quantile([record.ttft_s for record in records], 0.9) for records in (predicted, measured)]
     tpot = [quantile([record.tpot_s for record in records], 0.9) for records in (predicted, measured)]
-    context.say(
-        f"{rate:.3g} req/s: in time {shares[0]:.1%} predicted, {shares[1]:.1%} measured; P90 TTFT {ttft[0]:.3g} and {ttft[1]:.3g} s, "
-        f"P90 TPOT {1000 * tpot[0]:.3g} and {1000 * tpot[1]:.3g} ms"
-    )
+    context.say(f"{rate:.3g} req/s (speed {factor:.3f}): in time {shares[0]:.1%} predicted, {shares[1]:.1%} measured")
+    context.say(f"  P90 TTFT {ttft[0]:.3g} and {ttft[1]:.3g} s, P90 TPOT {1000 * tpot[0]:.3g} and {1000 * tpot[1]:.3g} ms")
     return rate, *shares
 
 

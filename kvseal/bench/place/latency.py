@@ -63,6 +63,17 @@ class Knots:
             seconds += self.logits_s + self.sampled_s * step.sampled
         return seconds + self.pair_s * step.pairs + self.context_s * step.decode_context
 
+    def scaled(self, factor: float) -> Knots:
+        """The same machine, so many times as slow."""
+        return Knots(
+            self.tokens,
+            tuple(factor * one for one in self.seconds),
+            logits_s=factor * self.logits_s,
+            sampled_s=factor * self.sampled_s,
+            pair_s=factor * self.pair_s,
+            context_s=factor * self.context_s,
+        )
+
     def _curve(self, count: int) -> float:
         knots, values = self.tokens, self.seconds
         if count <= knots[0]:

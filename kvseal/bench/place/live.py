@@ -10,17 +10,42 @@ import os
 import random
 from collections.abc import Callable, Sequence
 
+from kvseal.bench.place.instance import step_of
+from kvseal.bench.place.latency import Step
 from kvseal.bench.place.slo import Record
 from kvseal.bench.place.tally import Tally
 from kvseal.bench.place.trace import Job
+from kvseal.core.batch import Batch, BatchResult
 from kvseal.core.events import TokensEvent
 from kvseal.core.ids import RequestId, Scope
 from kvseal.core.outcome import Completed
 from kvseal.core.request import Request, SamplingParams
-from kvseal.node.engine import Engine
+from kvseal.exec.backend import UInt64
+from kvseal.node.engine import Computes, Engine
 
 ROUNDING_S = 1e-6
 """A request comes this much early rather than be waited for by a clock that has just been set to its time."""
+
+
+class StepTimer:
+    """Stands between scheduler and runner, and keeps what each step was and how long it took."""
+
+    def __init__(self, timer: Callable[[], float]) -> None:
+        self.steps: list[tuple[Step, float]] = []
+        self._timer = timer
+        self._inner: Computes | None = None
+
+    def around(self, inner: Computes) -> Computes:
+        self._inner = inner
+        return self
+
+    def run(self, batch: Batch, ledger_nonces: UInt64) -> BatchResult:
+        if self._inner is None:
+            raise RuntimeError("the timer has no runner yet")
+        began_s = self._timer()
+        result = self._inner.run(batch, ledger_nonces)
+        self.steps.append((step_of(batch), self._timer() - began_s))
+        return result
 
 
 class SkippingClock:

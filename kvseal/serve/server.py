@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -114,6 +115,8 @@ async def serve_http(
     server = _http_server(deps)
     host, port = listener.getsockname()[:2]
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    gc.freeze()  # All of this lives as long as the server: later collections need not look at it.
+    gc.enable()
     print(start_report(config, model), file=sys.stderr)
     print(f"KVSeal is ready after {time.monotonic() - started_s:.1f} s at {address}/v1", file=sys.stderr, flush=True)
     stopping = _stop_on_signals(server, engine, config.drain_timeout_s)
@@ -177,7 +180,7 @@ async def _warm_up(engine: EngineClient | Router, scopes: Scopes) -> None:
     )
 
     async def run() -> None:
-        if isinstance(engine, Router):
+        if not isinstance(engine, EngineClient):
             await engine.prove(request.scope)
         async for event in engine.submit(request):
             if isinstance(event, EndedEvent) and not isinstance(event.outcome, Completed):

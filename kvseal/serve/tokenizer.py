@@ -10,11 +10,13 @@ forge a turn. See `encode_chat` for how.
 
 from __future__ import annotations
 
+import codecs
 import re
 import secrets
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import count
 
 import tokenizers
 
@@ -67,9 +69,9 @@ class Tokenizer:
         """[vocab_size] what each token adds to the text. Special tokens are their own text here."""
         vocab = self.core.get_vocab(with_added_tokens=True)
         table = [b""] * (max(vocab.values(), default=-1) + 1)
-        pieces = _byte_level_bytes(vocab) if self.byte_level else map(_spm_bytes, vocab)
-        for id_, piece in zip(vocab.values(), pieces, strict=True):
-            table[id_] = piece
+        to_bytes = _byte_level_bytes if self.byte_level else _spm_bytes
+        for piece, id_ in vocab.items():
+            table[id_] = to_bytes(piece)
         for id_, token in self.core.get_added_tokens_decoder().items():
             table[id_] = token.content.encode()
         return tuple(table)
@@ -169,16 +171,12 @@ def check_text(text: str, param: str) -> str:
     return text
 
 
-def _byte_level_bytes(pieces: Collection[str]) -> Iterator[bytes]:
-    """A character for each byte; a piece with any other character stands for its own text. All are translated in one pass."""
-    texts = "\n".join(pieces).translate(_BYTE_OF_CHAR).split(_BETWEEN)
-    if len(texts) != len(pieces):  # Some added token holds a line break of its own.
-        texts = [piece.translate(_BYTE_OF_CHAR) for piece in pieces]
-    for piece, text in zip(pieces, texts, strict=True):
-        try:
-            yield text.encode("latin-1")
-        except UnicodeEncodeError:
-            yield piece.encode()
+def _byte_level_bytes(piece: str) -> bytes:
+    """A character for each byte; a piece with any other character stands for its own text."""
+    try:
+        return codecs.charmap_encode(piece, "strict", _BYTE_LEVEL)[0]
+    except UnicodeEncodeError:
+        return piece.encode()
 
 
 def _spm_bytes(piece: str) -> bytes:
@@ -187,18 +185,15 @@ def _spm_bytes(piece: str) -> bytes:
     return piece.replace(_SPM_SPACE, " ").encode()
 
 
-def _gpt2_alphabet() -> dict[int, str]:
-    """GPT-2's printable stand-ins for the 256 bytes: printable Latin-1 stands for itself, the others follow from U+0100.
-
-    For `str.translate`: to the character of that byte, and every other Latin-1 character to one that is no byte.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return dict.fromkeys(others, _NO_BYTE) | {0x100 + i: chr(byte) for i, byte in enumerate(others)} | {ord("\n"): _BETWEEN}
+def _gpt2_alphabet() -> str:
+    """[256] GPT-2's printable stand-ins for the bytes: printable Latin-1 stands for itself, the others follow from U+0100."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = count(0x100)
+    return "".join(chr(byte if byte in printable else next(others)) for byte in range(256))
 
 
-_BETWEEN, _NO_BYTE = "\uffff", "\ufffe"
-_BYTE_OF_CHAR = _gpt2_alphabet()
+_BYTE_LEVEL = codecs.charmap_build(_gpt2_alphabet())
+"""The alphabet in the form that the interpreter encodes fastest with: a vocabulary is turned into bytes at every start."""
 
 
 def is_byte_level(core: tokenizers.Tokenizer) -> bool:

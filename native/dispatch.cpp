@@ -47,10 +47,6 @@ int available_kernels(const Kernels* (&best_first)[MOST_KERNEL_SETS]) {
 
 int attend_block_tokens(int group) { return group >= ATTEND_QUERIES ? 1 : ATTEND_QUERIES / group; }
 
-int64_t attend_scratch_floats(const KVLayout& kv, int group) {
-    const int64_t queries = group > ATTEND_QUERIES ? group : ATTEND_QUERIES;
-    const int64_t partial = kv.head_dim + 8;
-    return queries * kv.head_dim + queries * PARTITION_TOKENS + static_cast<int64_t>(kv.page_tokens) * kv.head_dim + 2 * queries * partial;
-}
+int64_t attend_scratch_floats(const KVLayout& kv, int group) { return AttendScratch(kv, group).floats + 16; }
 
 }  // namespace kvseal

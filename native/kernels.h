@@ -84,7 +84,7 @@ struct AttendWork {
     int64_t q_stride;
     float* scratch;  // attend_scratch_floats
 };
-constexpr int ATTEND_QUERIES = 32;  // tokens * group of one unit, at most (a unit of one token may have more heads)
+constexpr int ATTEND_QUERIES = 48;  // tokens * group of one unit, at most (a unit of one token may have more heads)
 
 struct Kernels {
     const char* name;
@@ -106,7 +106,34 @@ struct Kernels {
     void (*exponential)(const float* x, int n, float* out);
 };
 
-int64_t attend_scratch_floats(const KVLayout& kv, int group);
+// Where a unit keeps its numbers, in floats from a 64-byte boundary on: one table for those who reserve the memory and those who use it.
+struct AttendScratch {
+    static constexpr int SCORE_STRIDE = PARTITION_TOKENS + 16;  // a power of two would put all queries' scores into the same few cache sets
+    static constexpr int HEADER = 8;                            // in front of a partial's accumulators: maximum, sum, padding
+    static constexpr int BLOCK_FLOATS = 4096;                   // of a widened block, unless one page is more: half of a first-level cache
+
+    AttendScratch(const KVLayout& kv, int group) {
+        const int64_t most = group > ATTEND_QUERIES ? group : ATTEND_QUERIES, dims = kv.head_dim, page = kv.page_tokens * dims;
+        block_pages = page >= BLOCK_FLOATS ? 1 : static_cast<int>(BLOCK_FLOATS / page);
+        queries = take(most * dims);
+        query_sums = take(most);
+        scores = take(most * SCORE_STRIDE);
+        block = take(block_pages * page);
+        partial = take(most * (dims + HEADER));
+        total = take(most * (dims + HEADER));
+        scales = take(4 * PARTITION_TOKENS);
+    }
+    int64_t queries, query_sums, scores, block, partial, total, scales, floats = 0;
+    int block_pages;
+
+  private:
+    int64_t take(int64_t count) {
+        const int64_t at = floats;
+        floats += (count + 15) / 16 * 16;
+        return at;
+    }
+};
+int64_t attend_scratch_floats(const KVLayout& kv, int group);  // with room for the boundary
 int attend_block_tokens(int group);
 
 // The sets that are compiled in and that this CPU runs, the fastest first, "portable" last. Returns their number.

@@ -50,6 +50,6 @@ static inline uint64_t break_key(int64_t ordinal, SealCheck check) { return stat
 static inline int64_t break_ordinal(uint64_t key) { return static_cast<int64_t>(key >> 8); }
 static inline SealCheck break_check(uint64_t key) { return static_cast<SealCheck>(key & 255); }
 
-constexpr int PARTITION_TOKENS = 256;  // attention is computed in partitions of positions, always these, and combined in order
+constexpr int PARTITION_TOKENS = 128;  // attention is computed in partitions of positions, always these, and combined in order
 
 }  // namespace kvseal

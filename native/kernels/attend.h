@@ -2,16 +2,19 @@
 //
 // Owns the seal check of every read (L3, L4, L5, L6, L10) and the order of the sums (L13). Never reads a slot at or past `filled`, nor a
 // page before all pages of its partition have matched. A partition is PARTITION_TOKENS positions, always the same ones; for one query:
-//   score[s] = sum over dims of (q * scale) * k   eight lanes, dims in steps of eight, then a tree of the lanes
-//   m = max score; p[s] = e^(score - m); sum = lanes of p in steps of eight, then a tree; acc[d] = fma(p[s], v[s][d], acc[d]), s in order
-// and partitions are combined one after the other. Decode and prefill run the same code over more or fewer queries.
+//   score[s] = sum over dims of (q * scale * log2 e) * k   eight lanes, dims in steps of eight, then a tree of the lanes
+//   m = max score; p[s] = 2^(score - m); sum = lanes of p in steps of eight, then a tree; acc[d] = fma(p[s], v[s][d], acc[d]), s in order
+// and partitions are combined one after the other. For int8 and int4 the sums run over the stored integers: score[s] is the sum times the
+// scale of k[s] (plus its minimum times the sum of q), the weight of v[s] is p[s] times its scale, and minimums of V are summed apart.
+// Few queries take K and V from the page as they lie, many from a widened copy of it: the same operations in the same order.
 #pragma once
 #include "kv_elements.h"
 
 namespace kvseal {
 namespace KVSEAL_ISA {
 
-constexpr int HEADER = 8;  // floats in front of a partial's accumulators: maximum, sum, padding
+constexpr int HEADER = AttendScratch::HEADER, SCORE_STRIDE = AttendScratch::SCORE_STRIDE;
+constexpr int DIRECT_QUERIES = 8;  // up to so many queries, a widened copy of a page does not pay
 
 static inline int least(int a, int b) { return a < b ? a : b; }
 static inline int most(int a, int b) { return a > b ? a : b; }
@@ -39,12 +42,72 @@ static uint64_t check_pages(const AttendWork& w, int base, int begin, int end) {
     return UNBROKEN;
 }
 
+// 2^x for x <= 0, lane by lane: x = n + r, |r| <= 1/2, a polynomial of degree 5 in r (minimax, 2^0 = 1 exactly; relative error 1e-7).
+// 0 below -126.5, and for what is not a number. The same bits wherever it is used.
+static inline f8 exp2_8(f8 x) {
+    x = max8(x, splat(-127.0f));
+    const f8 magic = splat(12583039.0f);  // 1.5 * 2^23 + 127: the adder rounds to an integer and leaves n + 127 in the low bits
+    const f8 shifted = x + magic;
+    const f8 r = x - (shifted - magic);
+    f8 y = splat(1.3264727065e-3f);
+    y = fma8(y, r, splat(9.6715126489e-3f));
+    y = fma8(y, r, splat(5.5507337437e-2f));
+    y = fma8(y, r, splat(2.4022242085e-1f));
+    y = fma8(y, r, splat(6.9314697760e-1f));
+    y = fma8(y, r, splat(1.0f));
+    return y * (f8)((i8x)shifted << 23);
+}
+static inline float exp2_1(float x) {
+    float out[8];
+    store8(out, exp2_8(splat(x)));
+    return out[0];
+}
+
+// --- scratch --------------------------------------------------------------------------------------------------------------------------
+
+struct Scratch {
+    float *queries, *query_sums, *scores, *block, *partial, *total;
+    float *key_scales, *key_minimums, *value_scales, *value_minimums;  // of the partition's slots
+    int block_pages;
+};
+static inline Scratch divide_scratch(const AttendWork& w) {
+    const AttendScratch at(*w.kv, w.group);
+    float* base = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(w.scratch) + 63) / 64 * 64);
+    float* scales = base + at.scales;
+    return {base + at.queries, base + at.query_sums, base + at.scores, base + at.block, base + at.partial, base + at.total,
+            scales, scales + PARTITION_TOKENS, scales + 2 * PARTITION_TOKENS, scales + 3 * PARTITION_TOKENS, at.block_pages};
+}
+
+static void scale_queries(const AttendWork& w, const Scratch& scratch) {
+    const int dims = w.kv->head_dim;
+    const f8 scale = splat(w.scale * 1.44269504088896341f);
+    for (int t = 0; t < w.tokens; ++t)
+        for (int h = 0; h < w.group; ++h) {
+            const float* q = w.q + t * w.q_stride + static_cast<int64_t>(h) * dims;
+            float* out = scratch.queries + (static_cast<int64_t>(t) * w.group + h) * dims;
+            f8 sums = splat(0.0f);
+            for (int d = 0; d < dims; d += 8) {
+                const f8 scaled = load8(q + d) * scale;
+                store8(out + d, scaled);
+                sums = sums + scaled;
+            }
+            if (w.kv->kind == KV_INT4) scratch.query_sums[t * w.group + h] = sum8(sums);
+        }
+}
+
+// --- tiles ----------------------------------------------------------------------------------------------------------------------------
+
+// Queries of the next tile: threes, as they fill the registers best; two or four where that leaves no single one.
+static inline int tile_of(int queries) { return queries == 2 || queries == 4 ? queries : least(queries, 3); }
+
 // scores[query][slot] for slots [begin, end) of one page, Q queries. Groups of four slots; those outside repeat a slot inside.
-template <int Q>
-static inline void score_tile(const float* q, const float* keys, int dims, int begin, int end, float* scores) {
+template <KVKind KIND, int Q>
+static inline void score_tile(const float* q, const uint8_t* keys, int64_t ahead, int dims, int begin, int end, float* scores) {
+    const int64_t bytes = bytes_of<KIND>(dims);
     for (int s = begin & ~3; s < end; s += 4) {
-        const float* k[4];
-        for (int i = 0; i < 4; ++i) k[i] = keys + static_cast<int64_t>(least(most(s + i, begin), end - 1)) * dims;
+        const uint8_t* k[4];
+        for (int i = 0; i < 4; ++i) k[i] = keys + least(most(s + i, begin), end - 1) * bytes;
+        if (ahead != 0) expect(keys + s * bytes + ahead, 4 * bytes);
         f8 acc[Q][4];
         for (int j = 0; j < Q; ++j)
             for (int i = 0; i < 4; ++i) acc[j][i] = splat(0.0f);
@@ -52,17 +115,190 @@ static inline void score_tile(const float* q, const float* keys, int dims, int b
             f8 query[Q];
             for (int j = 0; j < Q; ++j) query[j] = load8(q + static_cast<int64_t>(j) * dims + d);
             for (int i = 0; i < 4; ++i) {
-                const f8 key = load8(k[i] + d);
+                const f8 key = load_elements<KIND>(k[i], d);
                 for (int j = 0; j < Q; ++j) acc[j][i] = fma8(query[j], key, acc[j][i]);
             }
         }
-        for (int j = 0; j < Q; ++j) sum4(acc[j][0], acc[j][1], acc[j][2], acc[j][3], scores + j * PARTITION_TOKENS + s);
+        for (int j = 0; j < Q; ++j) sum4(acc[j][0], acc[j][1], acc[j][2], acc[j][3], scores + j * SCORE_STRIDE + s);
+    }
+}
+
+// acc[query][dim] += weight[query][slot] * v[slot][dim] over slots [begin, end), Q queries by D vectors of dims from d on.
+template <KVKind KIND, int Q, int D>
+static inline void weigh_tile(const float* weights, const uint8_t* values, int64_t ahead, int dims, int d, int begin, int end, float* acc) {
+    const int64_t stride = dims + HEADER, bytes = bytes_of<KIND>(dims);
+    f8 sum[Q][D];
+    for (int j = 0; j < Q; ++j)
+        for (int i = 0; i < D; ++i) sum[j][i] = load8(acc + j * stride + d + 8 * i);
+    const uint8_t* vector = values + begin * bytes + bytes_of<KIND>(d);
+    for (int s = begin; s < end; ++s, vector += bytes) {
+        if (ahead != 0) expect(vector + ahead, bytes_of<KIND>(8 * D));
+        f8 weight[Q];
+        for (int j = 0; j < Q; ++j) weight[j] = splat(weights[j * SCORE_STRIDE + s]);
+        for (int i = 0; i < D; ++i) {
+            const f8 value = load_elements<KIND>(vector, 8 * i);
+            for (int j = 0; j < Q; ++j) sum[j][i] = fma8(weight[j], value, sum[j][i]);
+        }
+    }
+    for (int j = 0; j < Q; ++j)
+        for (int i = 0; i < D; ++i) store8(acc + j * stride + d + 8 * i, sum[j][i]);
+}
+
+template <KVKind KIND, int Q>
+static inline void weigh_all(const float* weights, const uint8_t* values, int64_t ahead, int dims, int begin, int end, float* acc) {
+    constexpr int D = Q == 1 ? 8 : Q == 4 ? 2 : 4;
+    int d = 0;
+    for (; d + 8 * D <= dims; d += 8 * D) weigh_tile<KIND, Q, D>(weights, values, ahead, dims, d, begin, end, acc);
+    for (; d + 16 <= dims; d += 16) weigh_tile<KIND, Q, 2>(weights, values, ahead, dims, d, begin, end, acc);
+    for (; d < dims; d += 8) weigh_tile<KIND, Q, 1>(weights, values, ahead, dims, d, begin, end, acc);
+}
+
+// --- a block --------------------------------------------------------------------------------------------------------------------------
+
+// What the tiles of a block of slots share. `begin`, `end`: slots that any query sees; `whole`: all queries see all of them.
+struct Block {
+    const uint8_t* vectors;
+    int64_t ahead;  // from a vector to the one to ask memory for meanwhile; 0: none
+    int start;  // slot 0, relative to the partition
+    int begin, end;
+    bool whole;
+};
+
+template <KVKind KIND>
+static inline void score_block(const AttendWork& w, const Scratch& scratch, int partition, const Block& block) {
+    const int queries = w.tokens * w.group, dims = w.kv->head_dim;
+    for (int q = 0, n; q < queries; q += n) {
+        n = tile_of(queries - q);
+        int begin = block.begin, end = block.end;
+        if (!block.whole) {
+            begin = most(begin, visible(w, q / w.group, partition).begin - block.start);
+            end = least(end, visible(w, (q + n - 1) / w.group, partition).end - block.start);
+            if (begin >= end) continue;
+        }
+        const float* query = scratch.queries + static_cast<int64_t>(q) * dims;
+        float* scores = scratch.scores + static_cast<int64_t>(q) * SCORE_STRIDE + block.start;
+        switch (n) {
+            case 1: score_tile<KIND, 1>(query, block.vectors, q == 0 ? block.ahead : 0, dims, begin, end, scores); break;
+            case 2: score_tile<KIND, 2>(query, block.vectors, q == 0 ? block.ahead : 0, dims, begin, end, scores); break;
+            case 3: score_tile<KIND, 3>(query, block.vectors, q == 0 ? block.ahead : 0, dims, begin, end, scores); break;
+            default: score_tile<KIND, 4>(query, block.vectors, q == 0 ? block.ahead : 0, dims, begin, end, scores); break;
+        }
+    }
+}
+
+// One query over its own slots of the page, within [begin, end).
+template <KVKind KIND>
+static inline void weigh_one(const AttendWork& w, const Scratch& scratch, int partition, const Block& block, int q, int begin, int end,
+                             float* acc) {
+    const Span span = visible(w, q / w.group, partition);
+    begin = most(begin, span.begin - block.start);
+    end = least(end, span.end - block.start);
+    const float* weights = scratch.scores + static_cast<int64_t>(q) * SCORE_STRIDE + block.start;
+    if (begin < end) weigh_all<KIND, 1>(weights, block.vectors, 0, w.kv->head_dim, begin, end, acc);
+}
+
+template <KVKind KIND>
+static inline void weigh_block(const AttendWork& w, const Scratch& scratch, int partition, const Block& block, float* partial) {
+    const int queries = w.tokens * w.group, dims = w.kv->head_dim;
+    const int64_t stride = dims + HEADER;
+    for (int q = 0, n; q < queries; q += n) {
+        n = tile_of(queries - q);
+        // The slots that all queries of the tile see, and before and after them each query's own: per query, slots in order.
+        int begin = block.begin, end = block.end;
+        float* acc = partial + q * stride + HEADER;
+        if (!block.whole) {
+            begin = least(end, most(begin, visible(w, (q + n - 1) / w.group, partition).begin - block.start));
+            end = most(begin, least(end, visible(w, q / w.group, partition).end - block.start));
+            for (int j = 0; j < n; ++j) weigh_one<KIND>(w, scratch, partition, block, q + j, block.begin, begin, acc + j * stride);
+        }
+        const float* weights = scratch.scores + static_cast<int64_t>(q) * SCORE_STRIDE + block.start;
+        if (begin < end) {
+            switch (n) {
+                case 1: weigh_all<KIND, 1>(weights, block.vectors, q == 0 ? block.ahead : 0, dims, begin, end, acc); break;
+                case 2: weigh_all<KIND, 2>(weights, block.vectors, q == 0 ? block.ahead : 0, dims, begin, end, acc); break;
+                case 3: weigh_all<KIND, 3>(weights, block.vectors, q == 0 ? block.ahead : 0, dims, begin, end, acc); break;
+                default: weigh_all<KIND, 4>(weights, block.vectors, q == 0 ? block.ahead : 0, dims, begin, end, acc); break;
+            }
+        }
+        for (int j = 0; !block.whole && j < n; ++j) weigh_one<KIND>(w, scratch, partition, block, q + j, end, block.end, acc + j * stride);
+    }
+}
+
+// --- a partition ----------------------------------------------------------------------------------------------------------------------
+
+// One head's vectors (K or V) of a page of the table.
+template <KVKind KIND>
+static inline const uint8_t* vectors_of(const AttendWork& w, int ordinal, bool values) {
+    const int64_t head = bytes_of<KIND>(static_cast<int64_t>(w.kv->page_tokens) * w.kv->head_dim) * w.kv_head;
+    return w.kv->run(static_cast<int64_t>(w.row->page(ordinal)), w.layer, values) + head;
+}
+
+// While a page is read, the one two steps later is on its way, vector by vector: K of all pages of the partition, then V.
+constexpr int PAGES_AHEAD = 2;
+template <KVKind KIND>
+static inline const uint8_t* vectors_ahead(const AttendWork& w, int ordinal, int first, int last, bool values) {
+    const int ahead = ordinal + PAGES_AHEAD, next = first + ahead - last - 1;
+    if (ahead <= last) return vectors_of<KIND>(w, ahead, values);
+    return vectors_of<KIND>(w, least(next, last), true);
+}
+
+// Calls body(block) for all of [begin, end), K or V, in blocks of slots: pages as they lie or, for many queries, copies of a few, widened.
+template <KVKind KIND, bool DIRECT, class Body>
+static inline void each_block(const AttendWork& w, const Scratch& scratch, int partition, int begin, int end, bool values,
+                              Body&& body) {
+    const KVLayout& kv = *w.kv;
+    const int base = partition * PARTITION_TOKENS, dims = kv.head_dim;
+    const int first = (base + begin) / kv.page_tokens, last = (base + end - 1) / kv.page_tokens;
+    const int pages = DIRECT ? 1 : scratch.block_pages;
+    const Span first_sees = visible(w, 0, partition), last_sees = visible(w, w.tokens - 1, partition);
+    for (int ordinal = first; ordinal <= last; ordinal += pages) {
+        Block block;
+        block.start = ordinal * kv.page_tokens - base;
+        block.begin = most(0, begin - block.start);
+        block.end = least(pages * kv.page_tokens, end - block.start);
+        block.whole = first_sees.end - block.start >= block.end && last_sees.begin - block.start <= block.begin;
+        if (DIRECT) {
+            block.vectors = vectors_of<KIND>(w, ordinal, values);
+            block.ahead = vectors_ahead<KIND>(w, ordinal, first, last, values) - block.vectors;
+        } else {
+            block.vectors = reinterpret_cast<const uint8_t*>(scratch.block);
+            block.ahead = 0;
+            for (int i = 0; i < pages && ordinal + i <= last; ++i) {
+                const int at = i * kv.page_tokens;
+                widen<KIND>(vectors_of<KIND>(w, ordinal + i, values), vectors_ahead<KIND>(w, ordinal + i, first, last, values), dims,
+                            most(0, block.begin - at), least(kv.page_tokens, block.end - at),
+                            scratch.block + static_cast<int64_t>(at) * dims);
+            }
+        }
+        body(block);
+    }
+}
+
+// scale and minimum of every slot of the partition that the unit may read.
+template <KVKind KIND>
+static void gather_scales(const AttendWork& w, int partition, int begin, int end, bool values, float* scales, float* minimums) {
+    const KVLayout& kv = *w.kv;
+    const int base = partition * PARTITION_TOKENS;
+    for (int slot = begin; slot < end; ++slot) {
+        const int position = base + slot, ordinal = position / kv.page_tokens;
+        const uint8_t* run = kv.run(static_cast<int64_t>(w.row->page(ordinal)), w.layer, values) + kv.element_run_bytes;
+        scales[slot] = reinterpret_cast<const float*>(run)[w.kv_head * kv.page_tokens + position % kv.page_tokens];
+        if (KIND == KV_INT4) minimums[slot] = -8.0f * scales[slot];
     }
 }
 
 // Scores to weights, in place; returns maximum and sum. Nothing outside the span takes part.
-static inline void soften(float* scores, Span span, float* partial) {
+template <KVKind KIND>
+static inline void soften(const Scratch& scratch, int query, Span span, int dims, float* partial) {
+    float* scores = scratch.scores + static_cast<int64_t>(query) * SCORE_STRIDE;
     const int begin = span.begin & ~7, end = (span.end + 7) & ~7;
+    if constexpr (has_scales(KIND)) {
+        for (int s = begin; s < end; s += 8) {
+            f8 score = load8(scores + s) * load8(scratch.key_scales + s);
+            if (KIND == KV_INT4) score = fma8(splat(scratch.query_sums[query]), load8(scratch.key_minimums + s), score);
+            store8(scores + s, score);
+        }
+    }
     for (int s = begin; s < span.begin; ++s) scores[s] = -__builtin_inff();
     for (int s = span.end; s < end; ++s) scores[s] = -__builtin_inff();
     f8 tops = load8(scores + begin);
@@ -70,133 +306,65 @@ static inline void soften(float* scores, Span span, float* partial) {
     const float top = maximum8(tops);
     f8 sums = splat(0.0f);
     for (int s = begin; s < end; s += 8) {
-        const f8 p = exp8(load8(scores + s) - splat(top));
+        const f8 p = exp2_8(load8(scores + s) - splat(top));
         store8(scores + s, p);
         sums = sums + p;
     }
     partial[0] = top;
     partial[1] = sum8(sums);
-}
-
-// acc[query][dim] += p[query][slot] * v[slot][dim] over slots [begin, end), Q queries by D vectors of dims.
-template <int Q, int D>
-static inline void weigh_tile(const float* weights, const float* values, int dims, int begin, int end, float* acc, int64_t acc_stride) {
-    f8 sum[Q][D];
-    for (int j = 0; j < Q; ++j)
-        for (int i = 0; i < D; ++i) sum[j][i] = load8(acc + j * acc_stride + 8 * i);
-    for (int s = begin; s < end; ++s) {
-        f8 p[Q];
-        for (int j = 0; j < Q; ++j) p[j] = splat(weights[j * PARTITION_TOKENS + s]);
-        for (int i = 0; i < D; ++i) {
-            const f8 value = load8(values + static_cast<int64_t>(s) * dims + 8 * i);
-            for (int j = 0; j < Q; ++j) sum[j][i] = fma8(p[j], value, sum[j][i]);
-        }
-    }
-    for (int j = 0; j < Q; ++j)
-        for (int i = 0; i < D; ++i) store8(acc + j * acc_stride + 8 * i, sum[j][i]);
-}
-
-template <int Q>
-static inline void weigh(const float* weights, const float* values, int dims, int begin, int end, float* acc, int64_t acc_stride) {
-    int d = 0;
-    for (; d + 32 <= dims; d += 32) weigh_tile<Q, 4>(weights, values + d, dims, begin, end, acc + d, acc_stride);
-    for (; d < dims; d += 8) weigh_tile<Q, 1>(weights, values + d, dims, begin, end, acc + d, acc_stride);
-}
-
-struct Scratch {
-    float *queries, *scores, *page, *partial, *total;
-};
-static inline int query_limit(int group) { return most(ATTEND_QUERIES, group); }
-static inline Scratch divide_scratch(const AttendWork& w) {
-    const int64_t queries = query_limit(w.group), dims = w.kv->head_dim;
-    Scratch s;
-    s.queries = w.scratch;
-    s.scores = s.queries + queries * dims;
-    s.page = s.scores + queries * PARTITION_TOKENS;
-    s.partial = s.page + w.kv->page_tokens * dims;
-    s.total = s.partial + queries * (dims + HEADER);
-    return s;
-}
-
-static void scale_queries(const AttendWork& w, float* out) {
-    const int dims = w.group * w.kv->head_dim;
-    for (int t = 0; t < w.tokens; ++t)
-        for (int d = 0; d < dims; d += 8) store8(out + static_cast<int64_t>(t) * dims + d, load8(w.q + t * w.q_stride + d) * splat(w.scale));
-}
-
-// The run (K or V) of a page of the table.
-static inline const uint8_t* run_of(const AttendWork& w, int ordinal, bool values) {
-    return w.kv->run(static_cast<int64_t>(w.row->page(ordinal)), w.layer, values);
-}
-
-// While a page is read, the one two steps later is on its way: K of all pages of the partition, then V.
-constexpr int PAGES_AHEAD = 2;
-static inline const uint8_t* run_ahead(const AttendWork& w, int ordinal, int first, int last, bool values) {
-    const int ahead = ordinal + PAGES_AHEAD;
-    if (ahead <= last) return run_of(w, ahead, values);
-    const int next = first + ahead - last - 1;
-    return run_of(w, next < last ? next : last, true);
-}
-
-static void score_pages(const AttendWork& w, const Scratch& scratch, int base, int begin, int end) {
-    const KVLayout& kv = *w.kv;
-    const int queries = w.tokens * w.group, dims = kv.head_dim;
-    const int first_page = (base + begin) / kv.page_tokens, last_page = (base + end - 1) / kv.page_tokens;
-    for (int ordinal = first_page; ordinal <= last_page && ordinal < first_page + PAGES_AHEAD; ++ordinal)
-        expect_slots(kv, run_of(w, ordinal, false), w.kv_head);
-    for (int ordinal = first_page; ordinal <= last_page; ++ordinal) {
-        const uint8_t* ahead = run_ahead(w, ordinal, first_page, last_page, false);
-        const int page_start = ordinal * kv.page_tokens - base;
-        const int first = most(0, begin - page_start), last = least(kv.page_tokens, end - page_start);
-        const float* keys = load_slots(kv, run_of(w, ordinal, false), ahead, w.kv_head, first, last, scratch.page);
-        float* scores = scratch.scores + page_start;
-        int q = 0;
-        for (; q + 3 <= queries; q += 3) score_tile<3>(scratch.queries + q * dims, keys, dims, first, last, scores + q * PARTITION_TOKENS);
-        if (queries - q == 2) score_tile<2>(scratch.queries + q * dims, keys, dims, first, last, scores + q * PARTITION_TOKENS);
-        if (queries - q == 1) score_tile<1>(scratch.queries + q * dims, keys, dims, first, last, scores + q * PARTITION_TOKENS);
+    if constexpr (has_scales(KIND)) {
+        float minimum = 0.0f;
+        if (KIND == KV_INT4)
+            for (int s = span.begin; s < span.end; ++s) minimum += scores[s] * scratch.value_minimums[s];
+        for (int s = begin; s < end; s += 8) store8(scores + s, load8(scores + s) * load8(scratch.value_scales + s));
+        if (KIND == KV_INT4)
+            for (int d = 0; d < dims; d += 8) store8(partial + HEADER + d, splat(minimum));
     }
 }
 
-static void weigh_pages(const AttendWork& w, const Scratch& scratch, int partition, int begin, int end, float* partial) {
-    const KVLayout& kv = *w.kv;
-    const int queries = w.tokens * w.group, dims = kv.head_dim, base = partition * PARTITION_TOKENS;
-    const int64_t stride = dims + HEADER;
-    const int first_page = (base + begin) / kv.page_tokens, last_page = (base + end - 1) / kv.page_tokens;
-    for (int ordinal = first_page; ordinal <= last_page; ++ordinal) {
-        const uint8_t* ahead = run_ahead(w, ordinal, first_page, last_page, true);
-        const int page_start = ordinal * kv.page_tokens - base;
-        const int first = most(0, begin - page_start), last = least(kv.page_tokens, end - page_start);
-        const float* values = load_slots(kv, run_of(w, ordinal, true), ahead, w.kv_head, first, last, scratch.page);
-        const float* weights = scratch.scores + page_start;
-        float* acc = partial + HEADER;
-        // All queries see the whole range when the first sees its end and the last its beginning.
-        const bool all = visible(w, 0, partition).end - page_start >= last && visible(w, w.tokens - 1, partition).begin - page_start <= first;
-        int q = 0;
-        for (; all && q + 3 <= queries; q += 3)
-            weigh<3>(weights + q * PARTITION_TOKENS, values, dims, first, last, acc + q * stride, stride);
-        for (; q < queries; ++q) {
-            const Span span = visible(w, q / w.group, partition);
-            const int from = most(first, span.begin - page_start), to = least(last, span.end - page_start);
-            if (from < to) weigh<1>(weights + q * PARTITION_TOKENS, values, dims, from, to, acc + q * stride, stride);
-        }
+template <KVKind KIND, bool DIRECT>
+static void compute_blocks(const AttendWork& w, const Scratch& scratch, int partition, int begin, int end, float* partial) {
+    constexpr KVKind READ = DIRECT ? KIND : KV_FP32;
+    const int queries = w.tokens * w.group, dims = w.kv->head_dim;
+    const int ahead = least(end, begin + PAGES_AHEAD * w.kv->page_tokens);
+    for (int slot = begin; slot < ahead; slot += w.kv->page_tokens) {
+        const int ordinal = (partition * PARTITION_TOKENS + slot) / w.kv->page_tokens;
+        expect(vectors_of<KIND>(w, ordinal, false), bytes_of<KIND>(static_cast<int64_t>(w.kv->page_tokens) * dims));
     }
+    if constexpr (has_scales(KIND)) {
+        gather_scales<KIND>(w, partition, begin, end, false, scratch.key_scales, scratch.key_minimums);
+        gather_scales<KIND>(w, partition, begin, end, true, scratch.value_scales, scratch.value_minimums);
+    }
+    each_block<KIND, DIRECT>(w, scratch, partition, begin, end, false,
+                             [&](const Block& block) { score_block<READ>(w, scratch, partition, block); });
+    for (int q = 0; q < queries; ++q) {
+        const Span span = visible(w, q / w.group, partition);
+        if (span.begin < span.end) soften<KIND>(scratch, q, span, dims, partial + static_cast<int64_t>(q) * (dims + HEADER));
+    }
+    each_block<KIND, DIRECT>(w, scratch, partition, begin, end, true,
+                             [&](const Block& block) { weigh_block<READ>(w, scratch, partition, block, partial); });
+}
+
+template <KVKind KIND>
+static void compute_pages(const AttendWork& w, const Scratch& scratch, int partition, int begin, int end, float* partial) {
+    if (KIND == KV_FP32 || w.tokens * w.group <= DIRECT_QUERIES) compute_blocks<KIND, true>(w, scratch, partition, begin, end, partial);
+    else compute_blocks<KIND, false>(w, scratch, partition, begin, end, partial);
 }
 
 // One partition for all queries of the unit: partial[query] = maximum, sum, ..., acc. A query that sees nothing of it has sum 0.
 static uint64_t compute_partition(const AttendWork& w, const Scratch& scratch, int partition, float* partial) {
     const int queries = w.tokens * w.group, dims = w.kv->head_dim, base = partition * PARTITION_TOKENS;
-    const int64_t stride = dims + HEADER;
     const int begin = visible(w, 0, partition).begin, end = visible(w, w.tokens - 1, partition).end;
-    for (int64_t i = 0; i < queries * stride; i += 8) store8(partial + i, splat(0.0f));
+    for (int64_t i = 0; i < queries * static_cast<int64_t>(dims + HEADER); i += 8) store8(partial + i, splat(0.0f));
     if (begin >= end) return UNBROKEN;
     const uint64_t broken = check_pages(w, base, begin, end);
     if (__builtin_expect(broken != UNBROKEN, 0)) return broken;
-    score_pages(w, scratch, base, begin, end);
-    for (int q = 0; q < queries; ++q) {
-        const Span span = visible(w, q / w.group, partition);
-        if (span.begin < span.end) soften(scratch.scores + q * PARTITION_TOKENS, span, partial + q * stride);
+    switch (w.kv->kind) {
+        case KV_FP32: compute_pages<KV_FP32>(w, scratch, partition, begin, end, partial); break;
+        case KV_FP16: compute_pages<KV_FP16>(w, scratch, partition, begin, end, partial); break;
+        case KV_INT8: compute_pages<KV_INT8>(w, scratch, partition, begin, end, partial); break;
+        case KV_INT4: compute_pages<KV_INT4>(w, scratch, partition, begin, end, partial); break;
     }
-    weigh_pages(w, scratch, partition, begin, end, partial);
     return UNBROKEN;
 }
 
@@ -207,11 +375,14 @@ static inline void combine(float* total, const float* next, int dims) {
         __builtin_memcpy(total, next, static_cast<size_t>(dims + HEADER) * 4);
         return;
     }
-    const float top = total[0] > next[0] ? total[0] : next[0];
-    const float a = exp1(total[0] - top), b = exp1(next[0] - top);
-    total[1] = total[1] * a + next[1] * b;
+    const bool higher = next[0] > total[0];
+    const float factor = exp2_1(higher ? total[0] - next[0] : next[0] - total[0]);
+    const float* fading = higher ? total : next;
+    const float* lasting = higher ? next : total;
+    const float top = lasting[0], sum = lasting[1] + fading[1] * factor;
+    for (int d = HEADER; d < dims + HEADER; d += 8) store8(total + d, fma8(load8(fading + d), splat(factor), load8(lasting + d)));
     total[0] = top;
-    for (int d = HEADER; d < dims + HEADER; d += 8) store8(total + d, load8(total + d) * splat(a) + load8(next + d) * splat(b));
+    total[1] = sum;
 }
 
 static inline void finish(const float* total, int dims, float* out) {
@@ -226,7 +397,7 @@ static uint64_t attend(const AttendWork& w, float* out, int64_t out_stride) {
     const int oldest = w.window > 0 ? most(0, w.first_position - w.window + 1) : 0;
     const int last = (w.first_position + w.tokens - 1) / PARTITION_TOKENS;
     uint64_t broken = UNBROKEN;
-    scale_queries(w, scratch.queries);
+    scale_queries(w, scratch);
     for (int64_t i = 0; i < queries * stride; i += 8) store8(scratch.total + i, splat(0.0f));
     for (int partition = oldest / PARTITION_TOKENS; partition <= last && broken == UNBROKEN; ++partition) {
         broken = compute_partition(w, scratch, partition, scratch.partial);
@@ -245,7 +416,7 @@ static uint64_t attend(const AttendWork& w, float* out, int64_t out_stride) {
 
 static uint64_t attend_partition(const AttendWork& w, int partition, float* partial) {
     const Scratch scratch = divide_scratch(w);
-    scale_queries(w, scratch.queries);
+    scale_queries(w, scratch);
     return compute_partition(w, scratch, partition, partial);
 }
 

@@ -57,49 +57,38 @@ static void store_kv(const KVLayout& kv, int64_t page, int layer, int slot, cons
     }
 }
 
-// Asks memory for all slots of one head, ahead of use: a head's vectors of one page are contiguous, those of the next lie a page further.
-static inline void expect_slots(const KVLayout& kv, const uint8_t* run, int head) {
-    const int64_t bytes = kv.element_run_bytes / kv.kv_heads;
-    const uint8_t* first = run + head * bytes;
-    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(first + at);
+constexpr bool has_scales(KVKind kind) { return kind == KV_INT8 || kind == KV_INT4; }
+
+template <KVKind KIND>
+static inline int64_t bytes_of(int64_t elements) {
+    return KIND == KV_FP32 ? elements * 4 : KIND == KV_FP16 ? elements * 2 : KIND == KV_INT8 ? elements : elements / 2;
 }
 
-// Slots [begin, end) of one head as floats at their own places in buffer[slot][dim]; fp32 is read where it lies. On the way the same
-// slots of `next` are asked for, line by line: a burst of requests would fill the core's miss buffers and wait for itself.
-static inline const float* load_slots(const KVLayout& kv, const uint8_t* run, const uint8_t* next, int head, int begin, int end, float* buffer) {
-    const int n = kv.head_dim;
-    const int64_t first = static_cast<int64_t>(head) * kv.page_tokens;
-    if (kv.kind == KV_FP32) return reinterpret_cast<const float*>(run) + first * n;
-    if (kv.kind == KV_FP16) {
-        const uint16_t* in = reinterpret_cast<const uint16_t*>(run) + first * n;
-        const uint16_t* ahead = reinterpret_cast<const uint16_t*>(next) + first * n;
-        for (int64_t i = static_cast<int64_t>(begin) * n; i < static_cast<int64_t>(end) * n; i += 8) {
-            if ((i & 31) == 0) __builtin_prefetch(ahead + i);
-            store8(buffer + i, load_half8(in + i));
-        }
-        return buffer;
-    }
-    const float* scales = reinterpret_cast<const float*>(run + kv.element_run_bytes) + first;
+// Elements i .. i + 7 as floats, without scale. For int4: q, 0 .. 15.
+template <KVKind KIND>
+static inline f8 load_elements(const uint8_t* from, int64_t i) {
+    if constexpr (KIND == KV_FP32) return load8(reinterpret_cast<const float*>(from) + i);
+    if constexpr (KIND == KV_FP16) return load_half8(reinterpret_cast<const uint16_t*>(from) + i);
+    if constexpr (KIND == KV_INT8) return load_int8_8(reinterpret_cast<const int8_t*>(from) + i);
+    return load_nibbles8(from + i / 2);
+}
+
+// Asks memory for `bytes` from `at` on, ahead of use.
+static inline void expect(const uint8_t* at, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(at + i);
+}
+
+// Vectors [begin, end) of one head as floats, at their own places in buffer[slot][dim]. On the way the same vectors of `ahead` are asked
+// for, line by line: a burst of requests would fill the core's miss buffers and wait for itself.
+template <KVKind KIND>
+static inline void widen(const uint8_t* from, const uint8_t* ahead, int dims, int begin, int end, float* buffer) {
+    const int64_t bytes = bytes_of<KIND>(dims);
     for (int slot = begin; slot < end; ++slot) {
-        const f8 scale = splat(scales[slot]);
-        __builtin_prefetch(next + (first + slot) * n * (kv.kind == KV_INT8 ? 2 : 1) / 2);
-        float* out = buffer + static_cast<int64_t>(slot) * n;
-        if (kv.kind == KV_INT8) {
-            const int8_t* in = reinterpret_cast<const int8_t*>(run) + (first + slot) * n;
-            for (int i = 0; i < n; i += 8) store8(out + i, load_int8_8(in + i) * scale);
-        } else {
-            const uint8_t* in = run + (first + slot) * n / 2;
-            for (int i = 0; i < n; i += 8) {
-                int8_t q[8];
-                for (int j = 0; j < 4; ++j) {
-                    q[2 * j] = static_cast<int8_t>((in[i / 2 + j] & 15) - 8);
-                    q[2 * j + 1] = static_cast<int8_t>((in[i / 2 + j] >> 4) - 8);
-                }
-                store8(out + i, load_int8_8(q) * scale);
-            }
-        }
+        expect(ahead + slot * bytes, bytes);
+        const uint8_t* vector = from + slot * bytes;
+        float* out = buffer + static_cast<int64_t>(slot) * dims;
+        for (int d = 0; d < dims; d += 8) store8(out + d, load_elements<KIND>(vector, d));
     }
-    return buffer;
 }
 
 }  // namespace KVSEAL_ISA

@@ -36,6 +36,12 @@ static inline f8 load_bf16_8(const uint16_t* p) {
 static inline f8 load_int8_8(const int8_t* p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 }
+static inline f8 load_nibbles8(const uint8_t* p) {  // 4 bytes, the low nibble first
+    int32_t word;
+    __builtin_memcpy(&word, p, 4);
+    const __m256i shifted = _mm256_srlv_epi32(_mm256_set1_epi32(word), _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
+    return _mm256_cvtepi32_ps(_mm256_and_si256(shifted, _mm256_set1_epi32(15)));
+}
 static inline void round_to_int8(int8_t* p, f8 v) {
     const __m256i n = _mm256_cvtps_epi32(v);  // nearest, ties to even
     const __m128i half = _mm_packs_epi32(_mm256_castsi256_si128(n), _mm256_extracti128_si256(n, 1));
@@ -72,9 +78,12 @@ static inline i8x signed_byte8(const uint8_t* p, int index) {
 static inline unsigned equal8(f8 a, f8 b) { return (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_EQ_OQ)); }
 // Bit i: p[i] is not 0.
 static inline unsigned nonzero8(const float* p) { return (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(load8(p), _mm256_setzero_ps(), _CMP_NEQ_UQ)); }
+static inline f8 sum_pairs(f8 a, f8 b) {  // what hadd gives, in fewer operations
+    return _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xDD));
+}
 // Each vector's lanes summed as ((0+1)+(2+3)) + ((4+5)+(6+7)).
 static inline void sum4(f8 a, f8 b, f8 c, f8 d, float* out) {
-    const f8 t = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+    const f8 t = sum_pairs(sum_pairs(a, b), sum_pairs(c, d));
     _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(t), _mm256_extractf128_ps(t, 1)));
 }
 #else
@@ -157,6 +166,11 @@ static inline f8 load_bf16_8(const uint16_t* p) {
 static inline f8 load_int8_8(const int8_t* p) {
     f8 v;
     for (int i = 0; i < 8; ++i) v[i] = static_cast<float>(p[i]);
+    return v;
+}
+static inline f8 load_nibbles8(const uint8_t* p) {  // 4 bytes, the low nibble first
+    f8 v;
+    for (int i = 0; i < 8; ++i) v[i] = static_cast<float>(p[i / 2] >> (i % 2 * 4) & 15);
     return v;
 }
 static inline void round_to_int8(int8_t* p, f8 v) {  // nearest, ties to even, by the adder; |v| <= 127

@@ -160,11 +160,13 @@ def test_attention_matches_numpy(heads: int, kv_heads: int, head_dim: int, dtype
 @every_isa
 @pytest.mark.parametrize("page_tokens", [8, 16, 32, 64])
 @pytest.mark.parametrize("window", [0, 1, 5, 16, 100, 256, 300, 1000])
-def test_long_rows_cross_partitions_and_windows(page_tokens: int, window: int, isa: str) -> None:
+@pytest.mark.parametrize("heads", [6, 8, 10])
+def test_long_rows_cross_partitions_and_windows(page_tokens: int, window: int, heads: int, isa: str) -> None:
+    """Groups of 3, 4 and 5 heads: tiles of queries that see the same slots, and tiles that do not."""
     cache = Cache(kv_heads=2, page_tokens=page_tokens, pages=700 // page_tokens + 2, isa=isa)
     row, k, v = cache.filled(600)
     row.start, row.count = 500, 100
-    q = cache.random(100, 6, 5)
+    q = cache.random(100, heads, 5)
     out, breaks = cache.attend([row], q, window)
     assert not breaks
     assert np.abs(out - attention(q, k, v, 500, window, "fp16")).max() <= 3e-6

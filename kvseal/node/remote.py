@@ -30,6 +30,7 @@ class RemoteNode(NodeClient):
         self._host, self._port = host, port
         self._secret = secret
         self._tls = tls
+        self._writer: asyncio.StreamWriter | None = None
 
     @classmethod
     async def connect(
@@ -70,6 +71,7 @@ class RemoteNode(NodeClient):
         except BaseException:
             writer.close()
             raise
+        self._writer = writer  # One that nobody holds closes its connection.
         link = Link(self._handle, self._connection_lost, channel)
         # Nothing can have come yet: the worker speaks when it has our proof, and this process has not listened since it was sent.
         writer.transport.set_protocol(link)

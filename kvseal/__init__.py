@@ -16,6 +16,10 @@ __all__ = ["LLM", "SamplingParams"]
 __version__ = "0.1.0"
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> object:
     # The engine is imported when it is first asked for, so that `kvseal size` and `kvseal --help` stay instant.
     if name == "LLM":

@@ -99,7 +99,7 @@ class PackedLinear:
     @property
     def bytes(self) -> int: ...
     def fill(self, raw: _U8, type: str, row_order: _I32 | None = None, importance: _F32 | None = None) -> None:
-        """Packs stored rows into its place. `importance` [columns]: how much an error counts in a 4-bit fit. ValueError for a mapped one."""
+        """Packs stored rows into its place. `importance` [columns]: an error's weight in a 4-bit fit. ValueError for a mapped one."""
 
 PACK_LAYOUT: int
 """Changes whenever packed memory does."""

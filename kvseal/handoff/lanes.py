@@ -69,6 +69,10 @@ class _Lane:
         """The transfer whose memory the lane's thread may write now."""
         self.stopped = False
 
+    def interrupt(self) -> None:
+        if self.connection is not None:
+            self.connection.interrupt()
+
 
 class Lanes:
     """`wake` is called from a lane's thread whenever `poll` has something new."""
@@ -108,8 +112,7 @@ class Lanes:
                 if not busy:
                     return True
                 for lane in busy:
-                    if lane.connection is not None:
-                        lane.connection.interrupt()
+                    lane.interrupt()
                 left_s = give_up_s - time.monotonic()
                 if left_s <= 0:
                     return False
@@ -122,8 +125,7 @@ class Lanes:
                 self._lost(transfer, "the transport was torn down")
             for lane in self._lanes.values():
                 lane.stopped = True
-                if lane.connection is not None:
-                    lane.connection.interrupt()
+                lane.interrupt()
             self._lanes.clear()
             threads = list(self._threads)
             self._changed.notify_all()

@@ -23,7 +23,6 @@ pairs of 16 bytes, page digests (the fold over the layers that `Backend.seal_dig
 from __future__ import annotations
 
 import hashlib
-import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
@@ -215,21 +214,15 @@ def decode(body: bytes) -> AnyMessage:
 
 
 def packed_stamps(stamps: Iterable[int]) -> bytes:
-    """page, nonce, page, nonce, ... -> little-endian words."""
-    words = array("Q", stamps)
-    if sys.byteorder == "big":
-        words.byteswap()
-    return words.tobytes()
+    """page, nonce, page, nonce, ... -> little-endian words, as every machine has them that the seals work on."""
+    return array("Q", stamps).tobytes()
 
 
 def unpacked_stamps(packed: bytes) -> array[int]:
     """The inverse of `packed_stamps`. Raises `MessageInvalid` unless these are whole pairs."""
     if len(packed) % STAMP_BYTES:
         raise MessageInvalid(f"{len(packed)} bytes are no whole stamps")
-    words = array("Q", packed)
-    if sys.byteorder == "big":
-        words.byteswap()
-    return words
+    return array("Q", packed)
 
 
 def split_folds(packed: bytes) -> list[bytes]:

@@ -42,6 +42,7 @@ from kvseal.handoff.session import (
     Lease,
     Patience,
     Prove,
+    Say,
     Session,
     Settle,
     Terms,
@@ -171,10 +172,9 @@ class ReceiveSession(Session):
     def _leased(self, what: tuple[list[bytes], list[int]]) -> Actions:
         self._present_folds, self._stamps = what
         self.state = ReceiveState.GRANTED
-        said = self._say(Grant, len(self._present_folds), packed_stamps(self._stamps))
-        if isinstance(said.message, Grant):
-            self._agreed = grant_digest(self._key, said.message)
-        return [said]
+        grant = self._next(Grant, len(self._present_folds), packed_stamps(self._stamps))
+        self._agreed = grant_digest(self._key, grant)
+        return [Say(grant)]
 
     def _leased_late(self, _what: object) -> Actions:
         """The session failed while the pool was asked. Nothing was ever in flight."""

@@ -278,8 +278,7 @@ class Receiving:
         """From the receipt on these pages are like pages that were computed here (L5, L7)."""
         grant, moves = _held(one.grant), one.session.moves
         one.landing.restamp(moves, one.session.granted_nonces)
-        if one.ticket is not None:
-            one.ticket.release()
+        _ticket(one.ticket).release()
         end_tokens = one.session.pages * self._kv.geometry.page_tokens
         fresh = one.tokens.first(end_tokens)[grant.table.valid_tokens :]
         if fresh:
@@ -288,9 +287,7 @@ class Receiving:
     # --- quiet, or not ---------------------------------------------------------------------------------------
 
     def _settle(self, handoff: str, one: _In, quiet: bool) -> None:
-        ticket = one.ticket
-        if ticket is None:
-            raise LawBroken(Law.L8, "pages were in flight without a ticket")
+        ticket = _ticket(one.ticket)
         if quiet:
             ticket.release()
             return
@@ -338,3 +335,9 @@ def _held(grant: Grant | None) -> Grant:
     if grant is None:
         raise LawBroken(Law.L2, "a hand-off without pages is told to use them")
     return grant
+
+
+def _ticket(ticket: Ticket | None) -> Ticket:
+    if ticket is None:
+        raise LawBroken(Law.L8, "pages were in flight without a ticket")
+    return ticket

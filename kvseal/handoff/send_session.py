@@ -34,6 +34,7 @@ from kvseal.handoff.session import (
     Event,
     Offer,
     Patience,
+    Say,
     Session,
     Terms,
     Unpin,
@@ -110,7 +111,7 @@ class SendSession(Session):
         terms = self.terms
         self.state = SendState.OFFERED
         self._heard_s = self._now_s
-        said = self._say(
+        self._intent = self._next(
             Intent,
             terms.scope,
             terms.format,
@@ -123,8 +124,7 @@ class SendSession(Session):
             terms.transport,
             self._endpoint,
         )
-        self._intent = said.message if isinstance(said.message, Intent) else None
-        return [said]
+        return [Say(self._intent)]
 
     def _keep(self, what: tuple[Sequence[int], Sequence[bytes]]) -> Actions:
         stamps, folds = what

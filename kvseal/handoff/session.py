@@ -20,6 +20,7 @@ and is ignored once it has ended. A message of another hand-off or another incar
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -206,10 +207,10 @@ _EVENTS: Mapping[type[Message], Event] = {
     Abort: Event.ABORT,
 }
 
-M = TypeVar("M", bound=Message)
+M = TypeVar("M")
 
 
-class Session:
+class Session(ABC):
     """One end of one hand-off. `now_s` never goes back; one that does is taken as standing still."""
 
     def __init__(self, terms: Terms, role: Role, *, key: bytes, patience: Patience, now_s: float) -> None:
@@ -235,9 +236,9 @@ class Session:
         self._heard = 0
 
     @property
+    @abstractmethod
     def open(self) -> bool:
         """The outcome is not decided yet."""
-        raise NotImplementedError
 
     def receive(self, message: AnyMessage, now_s: float) -> Actions:
         """A message from the peer. Never raises: what should not have come ends the session."""
@@ -274,15 +275,17 @@ class Session:
 
     # --- for the machines ------------------------------------------------------------------------------------
 
+    @abstractmethod
     def _happened(self, event: Event, what: Any = None) -> Actions:
-        raise NotImplementedError
+        """What the machine's table says."""
 
+    @abstractmethod
     def _still_settling(self) -> Actions:
-        raise NotImplementedError
+        """What is still to be done after the end, whenever time passes."""
 
+    @abstractmethod
     def _give_up(self) -> Actions:
         """What the machine does when the session has failed; sets its state."""
-        raise NotImplementedError
 
     def _fail(self, reason: Reason, detail: str = "", *, by_peer: bool = False) -> Actions:
         self.outcome = Failure(reason, detail, by_peer)
@@ -297,12 +300,16 @@ class Session:
     def _nothing(self, _what: Any) -> Actions:
         return []
 
-    def _say(self, kind: Callable[..., AnyMessage], *fields: Any) -> Say:
+    def _next(self, kind: Callable[..., M], *fields: Any) -> M:
+        """The next message of this end, to be said now."""
         terms = self.terms
         message = kind(terms.handoff, terms.sender, terms.receiver, self._role, self._spoken, *fields)
         self._spoken += 1
         self._spoke_s = self._now_s
-        return Say(message)
+        return message
+
+    def _say(self, kind: Callable[..., AnyMessage], *fields: Any) -> Say:
+        return Say(self._next(kind, *fields))
 
     def _pass_time(self, now_s: float) -> None:
         self._now_s = max(self._now_s, now_s)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+
 import pytest
 
 from kvseal.core.errors import ConfigError
@@ -47,6 +50,15 @@ def test_a_greeting_for_another_incarnation_is_refused_at_both_ends() -> None:
     patched = greeting[:-64] + b"listener-01".ljust(64, b"\0")
     with pytest.raises(NotTrusted):
         here.proof(impostor.answer(patched))
+
+
+def test_a_listener_of_another_name_is_refused_even_if_it_holds_the_secret() -> None:
+    here = dialer()
+    greeting = here.greeting()
+    said = greeting + bytes(32) + b"listener-02".ljust(64, b"\0")
+    mac = hmac.new(SECRET, b"listener|" + said, hashlib.sha256).digest()
+    with pytest.raises(NotTrusted, match="incarnation differs"):
+        here.proof(said[len(greeting) :] + mac)
 
 
 def test_nothing_can_be_replayed_reflected_or_altered() -> None:

@@ -9,7 +9,7 @@ import pytest
 from kvseal.core.errors import LawBroken
 from kvseal.handoff import messages as m
 from kvseal.handoff.receiving import MAX_EARLY_INTENTS, MAX_REMEMBERED
-from kvseal.handoff.session import Delivered, Failure, Patience
+from kvseal.handoff.session import Delivered, Drop, Failure, Patience, Prove, Settle, Unpin
 from kvseal.kv.ledger import PageState
 from kvseal.lab.handoff_rig import GEOMETRY, SCOPE, Deliver, HandOff, Node, Rig, as_it_is
 from kvseal.lab.local_transport import LocalTransport, LocalWorld
@@ -405,3 +405,22 @@ def test_our_own_mistakes_are_said_aloud(pair: Rig) -> None:
 def test_quarantine_is_not_a_state_that_a_good_hand_off_ever_sees(pair: Rig) -> None:
     run(pair, pair.begin("handoff-1", TOKENS, 0.0))
     assert pair.receiver.kv.pool.count(PageState.QUARANTINED) == 0
+
+
+def test_actions_of_the_other_end_and_pages_that_nobody_holds_are_our_own_bugs(pair: Rig) -> None:
+    pair.begin("handoff-1", TOKENS, 0.0)
+    sending, receiving = pair.sender.sending, pair.receiver.receiving
+    with pytest.raises(LawBroken, match="no action of a sender"):
+        sending._do("handoff-1", [Prove()])
+    one = receiving._in["handoff-1"]
+    for action, match in ((Unpin(), "no action of a receiver"), (Drop(), "without pages"), (Settle(True), "without a ticket")):
+        with pytest.raises(LawBroken, match=match):
+            receiving._act("handoff-1", one, action, 0.0)
+    assert sending.knows("handoff-1") and receiving.knows("handoff-1")
+    assert not sending.knows("handoff-2") and not receiving.knows("handoff-2")
+
+
+def test_a_peer_that_is_no_more_takes_its_early_intents_alone(pair: Rig) -> None:
+    pair.receiver.receiving.message(intent_of(pair, "handoff-1"), 0.0)
+    pair.receiver.receiving.peer_gone("somebody-else", 0.0)
+    assert len(pair.receiver.receiving._early) == 1

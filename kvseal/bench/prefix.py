@@ -42,9 +42,13 @@ PLANS = (
 
 
 def slices(work: Workload, requests: int, pairs: int) -> list[list[Ask]]:
-    """One for each pair: groups spread evenly over the whole where there are several, else consecutive requests."""
-    if len(work.groups) > 1:
-        chosen = [work.groups[at * len(work.groups) // pairs % len(work.groups)] for at in range(pairs)]
+    """One for each pair: groups of short, middling and long prompts evenly, or waves in order, where there are several; else consecutive
+    requests from evenly spread places."""
+    groups = work.groups
+    if len(groups) > 1:
+        if not work.shared:
+            groups = tuple(sorted(groups, key=lambda group: sum(len(ask.prompt) for ask in group)))
+        chosen = [groups[(2 * at + 1) * len(groups) // (2 * pairs) % len(groups)] for at in range(pairs)]
         return [list(group[:requests]) for group in chosen]
     asks = work.asks
     starts = [at * len(asks) // pairs for at in range(pairs)]

@@ -82,7 +82,7 @@ class Chaos:
                 pair.frozen.clear()
             case 5 if self.deaths < 2:
                 self.deaths += 1
-                pair.restart(draw.choice(("prefill", "decode")), pages=self.pages, number=self.deaths)
+                pair.restart(draw.choice(("prefill", "decode")), pages=self.pages)
             case 6:
                 pair.clock.advance(draw.choice((0.5, 3.0, 20.0, 1e6)))
             case 7:

@@ -20,6 +20,8 @@ from kvseal.node import peer_messages as p
 from kvseal.node.node_engine import NodeEngine
 
 SEEDS = 200
+QUICK_SEEDS = 80
+"""The rest: ``pytest -m slow tests/property/test_handoff_aborts.py``."""
 OUTPUT_TOKENS = 5
 PROMPTS = [[(seed * 7919 + at * 104_729) % 4000 for at in range(tokens)] for seed, tokens in enumerate((18, 25, 33, 41, 60))]
 PROMPTS += [[*PROMPTS[4][:32], 7, 7, 7], [*PROMPTS[4][:48], 9]]
@@ -124,7 +126,7 @@ class Chaos:
         pair.run(checked=False)
 
 
-@pytest.mark.parametrize("block", range(0, SEEDS, 20))
+@pytest.mark.parametrize("block", [pytest.param(at, marks=() if at < QUICK_SEEDS else pytest.mark.slow) for at in range(0, SEEDS, 20)])
 def test_every_schedule_ends_well(block: int, truths: list[list[int]]) -> None:
     for seed in range(block, block + 20):
         chaos = Chaos(seed)

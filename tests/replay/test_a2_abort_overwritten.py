@@ -10,7 +10,7 @@ from kvseal.lab.pair import Pair
 from .handing import OURS, OUTPUT_TOKENS
 
 
-@pytest.mark.parametrize("turns", range(1, 14))
+@pytest.mark.parametrize("turns", range(1, 14, 2))
 def test_a_cancelled_request_stays_cancelled_whenever_it_is_cancelled(turns: int) -> None:
     pair = Pair(prefill={"chunk_tokens": 16})
     heard = pair.submit("request-1", OURS, 40)

@@ -25,7 +25,7 @@ STEPS = {"prefill": ("intent", "pages", "manifest"), "decode": ("grant", "taken"
 CASES = [
     (side, how, when, what) for side, steps in STEPS.items() for how in ("kill", "stop") for when in ("before", "after") for what in steps
 ]
-QUICK = {("prefill", "kill", "after", "intent"), ("decode", "stop", "before", "receipt")}
+QUICK = {("prefill", "kill", "after", "intent"), ("decode", "kill", "before", "receipt")}
 DEADLINE_S = 15.0
 
 

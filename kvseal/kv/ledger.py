@@ -89,6 +89,15 @@ class Ledger:
         if self.ordinal_at[page] != ordinal:
             raise LawBroken(Law.L6, f"page {page} has ordinal {self.ordinal_at[page]}, not {ordinal}")
 
+    def require_sealed_run(self, pages: array[int], scope_words: tuple[int, int], first_ordinal: int) -> None:
+        """`require_sealed` for pages with consecutive ordinals; a call for each page would cost more than its comparisons."""
+        state_at, scope_at, ordinal_at = self.state_at, self.scope_at, self.ordinal_at
+        sealed, (first_word, second_word) = int(PageState.SEALED), scope_words
+        for ordinal, page in enumerate(pages, first_ordinal):
+            ours = scope_at[2 * page] == first_word and scope_at[2 * page + 1] == second_word
+            if not ours or state_at[page] != sealed or ordinal_at[page] != ordinal:
+                self.require_sealed(page, scope_words, ordinal)
+
     def evictable(self) -> npt.NDArray[np.bool_]:
         """[pages]; True where evicting the page would make it free."""
         quiet = (self.pins == 0) & (self.tickets == 0) & (self.doomed == 0)

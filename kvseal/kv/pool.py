@@ -211,9 +211,7 @@ class PagePool:
     def require_sealed(self, stamps: array[int], scope_words: tuple[int, int], first_ordinal: int) -> None:
         """Raises `LawBroken` unless these are sealed pages of this scope with consecutive ordinals (L3, L4, L6, L7)."""
         self._require_current(stamps)
-        require_sealed = self.ledger.require_sealed
-        for ordinal, page in enumerate(stamps[::2], first_ordinal):
-            require_sealed(page, scope_words, ordinal)
+        self.ledger.require_sealed_run(stamps[::2], scope_words, first_ordinal)
 
     def enter_cache(self, stamps: array[int]) -> None:
         """The prefix cache now holds these sealed, pinned pages; they stay sealed when the last pin is gone."""

@@ -151,3 +151,19 @@ def test_the_ledger_stays_below_a_thousandth_of_a_real_page() -> None:
     ledger = Ledger(1000)
     assert ledger.bytes / 1000 < 0.001 * 368_640
     assert len(ledger.state_at) == len(ledger.digest_at) // 16 == 1000
+
+
+@pytest.mark.parametrize(
+    ("column", "index", "value", "law"),
+    [("state", 3, PageState.LEASED, "L7"), ("scope", (3, 0), 0, "L4"), ("scope", (3, 1), 0, "L4"), ("ordinal", 3, 3, "L6")],
+)
+def test_one_wrong_page_in_a_run_is_refused(column: str, index: object, value: int, law: str) -> None:
+    ledger = Ledger(8)
+    ledger.state[:] = PageState.SEALED
+    ledger.scope[:] = (7, 9)
+    ledger.ordinal[:] = range(10, 18)
+    ledger.require_sealed_run(array("Q", range(8)), (7, 9), 10)
+    vars(ledger)[column][index] = value
+    ledger.require_sealed_run(array("Q", range(3)), (7, 9), 10)
+    with pytest.raises(LawBroken, match=f"law {law}.*page 3 "):
+        ledger.require_sealed_run(array("Q", range(8)), (7, 9), 10)

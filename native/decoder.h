@@ -78,6 +78,7 @@ class Decoder {
     const KVLayout& kv() const { return kv_; }
     const Kernels& kernels() const { return k_; }
     int threads() const { return team_.size(); }
+    Team& team() { return team_; }  // for other work of the same thread between two steps
 
   private:
     struct AttendUnit {

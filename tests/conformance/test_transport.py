@@ -22,13 +22,14 @@ BIG_LAYERS, BIG_PAGES = 30, 100
 """37 MB: long enough to be in the middle of."""
 
 
-@pytest.fixture(params=KINDS_OF_TRANSPORT)
+@pytest.fixture(params=KINDS_OF_TRANSPORT, scope="module")
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def far(kind: str) -> Iterator[PageServer]:
+    """For tests that leave it as it was."""
     with server(kind, PAGES) as made:
         yield made
 
@@ -103,13 +104,14 @@ def test_a_page_that_is_not_what_was_announced_fails_the_transfer(
     assert refused_by_sender or (lost.fault is not None and lost.fault.check is check)
 
 
-def test_a_page_reused_by_its_sender_meanwhile_is_refused(near: Receiver, far: PageServer) -> None:
-    far.tell("reuse 4")
-    near.receive("T", far, far.moves(list(range(10))))
-    lost = near.wait_lost("T")
-    assert lost.fault is None or lost.fault.check is PageCheck.NONCE
-    near.receive("U", far, far.moves([20], first=4))
-    near.wait_lost("U")
+def test_a_page_reused_by_its_sender_meanwhile_is_refused(kind: str) -> None:
+    with server(kind, 20) as far, receiver(kind, 40, 1) as near:
+        far.tell("reuse 4")
+        near.receive("T", far, far.moves(list(range(10))))
+        lost = near.wait_lost("T")
+        assert lost.fault is None or lost.fault.check is PageCheck.NONCE
+        near.receive("U", far, far.moves([20], first=4))
+        near.wait_lost("U")
 
 
 def test_another_secret_gets_nothing(kind: str) -> None:

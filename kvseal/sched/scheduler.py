@@ -218,7 +218,8 @@ class Scheduler:
 
     def _continue(self, rows: list[Row]) -> int:
         """Rows of all that run, first in order first, so that a victim (the last) never has a row yet. Returns the tokens left."""
-        left = self._step_size.tokens(len(self._running)) - len(self._running) + self._prefilling
+        decoding = len(self._running) - self._prefilling
+        left = self._step_size.tokens(len(self._running), decoding) - decoding
         flight = self._flight
         for sequence in self._running:
             state = sequence.state

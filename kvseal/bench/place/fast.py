@@ -106,7 +106,7 @@ class _Lane:
     def _choose(self) -> None:
         rows = len(self.decoders)
         running = rows + len(self.prefills)
-        left = self._size.tokens(running) - rows
+        left = self._size.tokens(running, rows) - rows
         self.chunks = chunks = []
         for one in self.prefills:
             if left <= 0:

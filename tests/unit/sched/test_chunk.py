@@ -33,3 +33,14 @@ def test_each_that_runs_gets_a_token_and_short_steps_teach_nothing() -> None:
     size.took(4, 10.0)
     size.took(64, 0.0)
     assert size.tokens(1) == FIRST_TOKENS
+
+
+def test_beside_decoders_a_step_is_short_and_still_moves_prompts_on() -> None:
+    size = StepSize(512, 1.0)
+    size.took(100, 0.1)
+    assert size.tokens(9) == 512
+    assert size.tokens(9, decoding=8) == 100
+    size.took(100, 10.0)
+    size.took(100, 10.0)
+    assert size.tokens(9, decoding=8) == 8 + 32
+    assert StepSize(512, None).tokens(9, decoding=8) == 512

@@ -225,8 +225,11 @@ def _add_bench(commands: Commands[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("bench", help="benchmarks of this machine", description="Runs one benchmark and prints its figures.")
     house = Path(__file__).parent / "bench"  # A benchmark is a module or, when it is a larger one, a package with a __main__.
     names = sorted([*(path.stem for path in house.glob("[a-z]*.py")), *(path.parent.name for path in house.glob("*/__main__.py"))])
-    parser.add_argument("name", choices=names)
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on; try --help")
+    parser.add_argument("name", choices=names, metavar="NAME", help=", ".join(names))
+    rest = parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="...", help="passed on; kvseal bench NAME --help says what it measures"
+    )
+    rest.required = False  # Or the message about a missing NAME asks for these as well.
     parser.set_defaults(command=_bench)
 
 
@@ -307,8 +310,11 @@ def _route(options: argparse.Namespace) -> int:
     from kvseal.node.models import resolve_model
     from kvseal.serve.boot import serve
 
+    workers = tuple(part.strip() for part in options.workers.split(",") if part.strip())
+    if not workers:
+        raise ConfigError("--workers names nobody; give the --listen address of every worker, HOST:PORT,HOST:PORT")
     fleet = FleetConfig(
-        workers=tuple(part.strip() for part in options.workers.split(",") if part.strip()),
+        workers=workers,
         secret=read_secret(options.secret_file),
         on_failure=options.on_handoff_failure,
         tls=_tls_files(options),

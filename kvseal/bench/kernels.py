@@ -199,7 +199,7 @@ def _rate(name: str, tokens: int, seconds: Sequence[float]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m kvseal.bench.kernels", description="Times the native kernels and a bare decode loop.")
+    parser = argparse.ArgumentParser(prog="kvseal bench kernels", description="Times the native kernels and a bare decode loop.")
     parser.add_argument("model", nargs="?", type=Path, help="a GGUF file or a folder; without it, single kernels only")
     parser.add_argument("--threads", type=int, default=0, help="for the decode loop; 0: one per core")
     parser.add_argument("--weights", default="auto")

@@ -71,13 +71,16 @@ class Budget:
         whole = self.allowance
         return self.requests >= whole.requests or self.tokens >= whole.tokens or self.elapsed_s >= whole.minutes * 60.0
 
-    def share(self, part: float) -> None:
-        """Until the next call at most this part (0 to 1) of what is left may be taken, so that one probe leaves something to the others."""
+    def share(self, part: float, minutes_part: float | None = None) -> None:
+        """Until the next call at most this part (0 to 1) of what is left may be taken, so that one probe leaves something to the others.
+
+        `minutes_part` is the part of the time, where that is another one.
+        """
         whole, elapsed_minutes = self.allowance, self.elapsed_s / 60.0
         self._ceiling = Allowance(
             requests=self.requests + math.ceil((whole.requests - self.requests) * part),
             tokens=self.tokens + math.ceil((whole.tokens - self.tokens) * part),
-            minutes=elapsed_minutes + (whole.minutes - elapsed_minutes) * part,
+            minutes=elapsed_minutes + (whole.minutes - elapsed_minutes) * (part if minutes_part is None else minutes_part),
         )
 
     def take(self, tokens: int) -> None:
@@ -88,10 +91,15 @@ class Budget:
             raise BudgetSpent(f"{share}the budget of {self.allowance.requests} requests is spent")
         if self.tokens + tokens > ceiling.tokens:
             raise BudgetSpent(f"{share}the budget of {self.allowance.tokens} tokens is spent: the next request may take {tokens}")
-        if self.left_s <= 0:
-            raise BudgetSpent(f"{share}the budget of {self.allowance.minutes:g} minutes is spent")
+        self.check_time()
         self.requests += 1
         self.tokens += tokens
+
+    def check_time(self) -> None:
+        """Raises `BudgetSpent` when the minutes of the present share are over."""
+        if self.left_s <= 0:
+            share = "" if self._ceiling.minutes == self.allowance.minutes else "this probe's share of "
+            raise BudgetSpent(f"{share}the budget of {self.allowance.minutes:g} minutes is spent")
 
     def settle(self, booked: int, used: int) -> None:
         """Replaces the booked tokens of one request by those that it really used (a refused request uses none)."""

@@ -149,9 +149,15 @@ class Client:
                 limit_s = deadline_s if ask.cancel_after_s is None else min(deadline_s, ask.cancel_after_s)
                 async with asyncio.timeout(min(limit_s, max(0.1, self.budget.left_s))):
                     await self._exchange(answer, began_s)
+            except asyncio.CancelledError:
+                answer.end, answer.note = End.CANCELLED, "given up by the audit"
+                raise
             except TimeoutError:
+                if time.monotonic() - began_s < limit_s:  # Our time is over, not the server's: this is no hang.
+                    answer.end, answer.note = End.CANCELLED, "given up: the audit's minutes are over"
+                    self.budget.check_time()
                 answer.end = End.CANCELLED if ask.cancel_after_s is not None and ask.cancel_after_s <= deadline_s else End.TIMEOUT
-                answer.note = answer.note or f"no end within {deadline_s:g} s"
+                answer.note = f"no end within {deadline_s:g} s"
             except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, ssl.SSLError, OSError, ValueError) as error:
                 timed_out = isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout)
                 answer.end = End.TIMEOUT if timed_out else End.CUT
@@ -217,6 +223,8 @@ class Client:
                     _retry_after(response.headers.get("retry-after")),
                 )
         except TimeoutError:
+            if time.monotonic() - began_s < timeout_s:
+                self.budget.check_time()
             return Reply(0, note=f"no end within {timeout_s:g} s", seconds=time.monotonic() - began_s)
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, ssl.SSLError, OSError, ValueError) as error:
             return Reply(0, note=self.redact(f"{type(error).__name__}: {error}"[:200]), seconds=time.monotonic() - began_s)

@@ -10,12 +10,16 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
+from kvseal.audit.findings import Confidence
 from kvseal.audit.wire import Answer
 
 FLOOR_FACTOR = 8.0
 """A logprob may move by so many times the noise floor before it is called a difference."""
 LEAST_MOVE = 0.05
 """And always by this much (nats): rounding in 16 bits reaches it."""
+
+SHAPE_MOVE = 0.5
+"""The same tokens of a quantised model in another batch shape moved by up to 0.2 nats with no reuse: less proves nothing."""
 
 
 class Kind(StrEnum):
@@ -65,6 +69,13 @@ def compare(reference: Answer, other: Answer, floor: float = 0.0) -> Difference:
     gap = max(_gap(reference, others[shared], shared), _gap(other, tokens[shared], shared))
     different = move > allowed or gap > 2 * allowed
     return Difference(Kind.DIFFERENT if different else Kind.NUMERICS, shared, move, gap)
+
+
+def sureness(broken: list[Difference], floor: float) -> Confidence:
+    """How sure it is that answers which differ were not merely computed in batches of another shape."""
+    if max((max(difference.move, difference.gap) for difference in broken), default=0.0) < SHAPE_MOVE:
+        return Confidence.SUSPECTED
+    return Confidence.PROVEN if floor < 0.02 and len(broken) > 1 else Confidence.LIKELY
 
 
 def largest_move(reference: Answer, other: Answer) -> float | None:

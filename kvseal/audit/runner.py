@@ -21,12 +21,13 @@ from kvseal.audit.probes import aborts, honesty, isolation, leak, limits, reuse
 from kvseal.audit.probes.base import Cost, Depth, Probe, Scene, exhibit
 from kvseal.audit.probes.offline import Shown, look
 from kvseal.audit.probes.review import review
+from kvseal.audit.probes.shape import shape_floor
 from kvseal.audit.prompts import filler
 from kvseal.audit.target import CannotAudit, Target, meet, read_metrics, survey
 
 PROBES: tuple[Probe, ...] = (limits.PROBE, leak.PROBE, reuse.PROBE, isolation.PROBE, aborts.PROBE, honesty.PROBE)
 NAMES = (*(probe.name for probe in PROBES), "offline")
-_DISCOVERY = Cost(24, 2_000)
+_DISCOVERY = Cost(36, 3_000)
 
 Progress = Callable[[str, float], None]
 """Told what is going on, and the share of the whole that is done (0 to 1)."""
@@ -71,6 +72,9 @@ async def audit(settings: AuditSettings, progress: Progress = no_progress) -> Re
             scene = Scene(
                 client, target, Aviary(draw), draw, settings.depth, max(1, len(settings.client.keys)), settings.client.concurrency
             )
+            if (shape := await shape_floor(scene)) is not None:
+                scene.floor = shape
+                target.notes.append(f"the same tokens in another batch shape, nothing reused, move its logprobs by {shape:.3g} nats")
             report.target |= target.describe()
             await _run_probes(settings, scene, report, progress)
             report.results.append(review(scene))
@@ -96,7 +100,7 @@ async def _run_probes(settings: AuditSettings, scene: Scene, report: Report, pro
             result.skipped = spent
             continue
         progress(probe.title, index / len(probes))
-        budget.share(_part(probe, probes[index:], scene))
+        budget.share(*_parts(probes[index:], scene))
         began_s, requests, tokens = time.monotonic(), budget.requests, budget.tokens
         try:
             await probe.run(scene, result)
@@ -117,14 +121,18 @@ async def _run_probes(settings: AuditSettings, scene: Scene, report: Report, pro
     progress("done", 1.0)
 
 
-def _part(probe: Probe, ahead: tuple[Probe, ...], scene: Scene) -> float:
-    """How much of what is left of the budget this probe may take: all of it when the plan fits, else by its share of the plan's cost."""
+def _parts(ahead: tuple[Probe, ...], scene: Scene) -> tuple[float, float]:
+    """How much of what is left of the budget the first of `ahead` may take: of requests and tokens, and of the time.
+
+    All requests and tokens when the plan fits, else by its share of the plan's cost. Nobody knows beforehand how long a server takes, so
+    time is always shared out, by requests and tokens in equal parts; what a probe leaves goes to those after it.
+    """
     costs = [each.cost(scene.target, scene.depth, scene.concurrency) for each in ahead]
     plan, own, budget = sum(costs, Cost(0, 0)), costs[0], scene.client.budget
     left_requests, left_tokens = budget.allowance.requests - budget.requests, budget.allowance.tokens - budget.tokens
-    if plan.requests <= left_requests and plan.tokens <= left_tokens:
-        return 1.0
-    return own.requests / max(1, plan.requests)
+    by_requests, by_tokens = own.requests / max(1, plan.requests), own.tokens / max(1, plan.tokens)
+    fits = plan.requests <= left_requests and plan.tokens <= left_tokens
+    return 1.0 if fits else by_requests, 1.0 if len(ahead) == 1 else (by_requests + by_tokens) / 2
 
 
 async def _look_offline(settings: AuditSettings, scene: Scene, report: Report) -> None:
@@ -132,7 +140,10 @@ async def _look_offline(settings: AuditSettings, scene: Scene, report: Report) -
     shown = settings.shown
     metrics = shown.metrics
     if metrics is None and scene.target.metrics:
-        metrics = await read_metrics(scene.client) or None
+        try:
+            metrics = await read_metrics(scene.client) or None
+        except BudgetSpent:  # What was shown is looked at all the same, and what was found stands.
+            metrics = None
     if shown.anything() or metrics is not None:
         context = shown.context_tokens or scene.target.context_tokens
         report.results.append(look(Shown(shown.log, metrics, shown.packages, context, shown.notes), load()))

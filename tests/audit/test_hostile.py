@@ -279,3 +279,34 @@ def test_tls_is_verified_unless_told_otherwise(certificate: tuple[Path, Path], h
     assert report.exit_status == status
     if status:
         assert "certificate" in report.stopped.lower()
+
+
+def test_what_the_end_of_the_budget_cuts_off_is_no_hang() -> None:
+    """Every probe gets its share of the minutes, and what the auditor itself gives up is held against nobody."""
+    first = iter(range(8))  # So many requests are answered at once, for discovery.
+
+    async def handler(http: Exchange) -> None:
+        if http.path == "/metrics":
+            await http.reply(200, b"vllm:num_requests_running 0\n", kind="text/plain")
+            return
+        if await _models_first(http):
+            return
+        body = http.json
+        quick = next(first, None) is not None or (body["max_tokens"] == 1 and len(http.body) < 200)
+        if not quick:
+            await http.gone.wait()
+        elif body.get("stream"):
+            await http.reply(400, {"error": {"message": "no streams"}})
+        else:
+            words = len(str(body.get("prompt") or body["messages"][0]["content"]).split())
+            usage = {"prompt_tokens": words + 1, "completion_tokens": 1, "total_tokens": words + 2}
+            choice = {"text": "a", "message": {"role": "assistant", "content": "a"}, "finish_reason": "length"}
+            await http.reply(200, {"id": str(id(http)), "choices": [choice], "usage": usage})
+
+    only = ("limits", "leak", "reuse", "isolation", "aborts", "offline")
+    report = asyncio.run(_audit(handler, timeout_s=60.0, allowance=Allowance(minutes=0.05), only=only))
+    assert [finding.rule for result in report.results for finding in result.findings] == []
+    probes = [result for result in report.results if result.probe not in ("answers", "offline")]
+    assert not any(result.skipped for result in probes), [(result.probe, result.skipped) for result in probes]
+    assert not report.stopped
+    assert "this probe's share of the budget of 0.05 minutes is spent" in str(probes[0].unproven)

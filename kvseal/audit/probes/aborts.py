@@ -10,7 +10,7 @@ import asyncio
 import time
 from dataclasses import replace
 
-from kvseal.audit.compare import Kind, compare
+from kvseal.audit.compare import Kind, compare, sureness
 from kvseal.audit.findings import Confidence, Finding, Grade, ProbeResult
 from kvseal.audit.probes.base import Cost, Depth, Probe, Scene, exhibit
 from kvseal.audit.prompts import filler
@@ -119,7 +119,7 @@ def _judge(scene: Scene, result: ProbeResult, alone: list[Answer], answers: list
                     Finding(
                         "aborts.neighbour-changed",
                         Grade.CORRUPTION,
-                        Confidence.PROVEN if scene.floor < 0.02 else Confidence.LIKELY,
+                        sureness([difference], scene.floor),
                         "somebody's answer changes when another client hangs up",
                         f"{difference} (noise floor {scene.floor:.3g} nats).",
                         "Free pages only when nothing is in flight on them.",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kvseal.audit.compare import LEAST_MOVE, Difference, Kind, compare, largest_move
+from kvseal.audit.compare import LEAST_MOVE, Difference, Kind, compare, largest_move, sureness
 from kvseal.audit.findings import Confidence, Finding, Grade, ProbeResult
 from kvseal.audit.probes.base import Cost, Depth, Probe, Scene, exhibit
 from kvseal.audit.prompts import filler
@@ -21,6 +21,7 @@ from kvseal.audit.wire import Answer, Ask
 _WORDS = 160  # Of a planting prompt, when the pool is not known.
 _MOST_WORDS = 1_000
 _OUTPUT_TOKENS = 24
+_WHY = " Small moves can come of the shape of a batch; large ones come of foreign, missing or stale KV."
 _CUES = (
     "The code words are",
     "Remember the code words:",
@@ -192,11 +193,11 @@ def _judge(scene: Scene, result: ProbeResult, known: list[_Known], asks: list[As
             Finding(
                 f"leak.changed-{when}-others",
                 Grade.CORRUPTION,
-                Confidence.PROVEN if scene.floor < 0.02 and len(broken) > 1 else Confidence.LIKELY,
+                sureness([entry[2] for entry in broken], scene.floor),
                 f"an answer depends on what was asked {when} it",
                 f"{len(broken)} of {len(compared)} known prompts got another answer {when} other people's requests than"
                 " on the quiet server:"
-                f" {difference} (noise floor {scene.floor:.3g} nats). Batch numerics do not do this; foreign, missing or stale KV does.",
+                f" {difference} (noise floor {scene.floor:.3g} nats).{_WHY}",
                 "Look for reuse before clearing, wrong row, missing fences.",
                 (exhibit(one.alone, "on the quiet server"), exhibit(answer, f"{when} others")),
             )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field, replace
 
-from kvseal.audit.compare import Difference, Kind, compare, largest_move
+from kvseal.audit.compare import Difference, Kind, compare, largest_move, sureness
 from kvseal.audit.findings import Confidence, Finding, Grade, ProbeResult, Series
 from kvseal.audit.probes.base import Cost, Depth, Probe, Scene, exhibit
 from kvseal.audit.prompts import filler
@@ -194,7 +194,7 @@ def _judge_pairs(scene: Scene, result: ProbeResult, rule: str, title: str, pairs
             Finding(
                 rule,
                 Grade.CORRUPTION,
-                Confidence.PROVEN if len(broken) > 1 and scene.floor < 0.02 else Confidence.LIKELY,
+                sureness([entry[2] for entry in broken], scene.floor),
                 title,
                 f"{len(broken)} of {len(pairs)} answers differ beyond numerics; the first: {difference} (noise floor"
                 f" {scene.floor:.3g} nats).",

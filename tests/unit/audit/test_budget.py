@@ -51,6 +51,16 @@ def test_a_share_leaves_the_rest_to_others() -> None:
     assert budget.spent
 
 
+def test_a_share_of_the_time_leaves_time_to_others() -> None:
+    budget = Budget(Allowance(minutes=1.0))
+    budget.share(1.0, 0.0)
+    with pytest.raises(BudgetSpent, match="this probe's share of the budget of 1 minutes"):
+        budget.take(0)
+    assert not budget.spent
+    budget.share(1.0)
+    budget.take(0)
+
+
 def test_time_is_part_of_a_budget() -> None:
     budget = Budget(Allowance(minutes=0.0000001))
     with pytest.raises(BudgetSpent, match="minutes"):

@@ -56,7 +56,7 @@ def run_apart(name: str, arguments: Sequence[str], folder: Path) -> Result:
     """One benchmark in its own process; its progress goes to our standard error."""
     out = folder / f"{name}.json"
     began_s = time.perf_counter()
-    command = [sys.executable, "-m", "kvseal", "bench", name, *arguments, "--out", str(out)]
+    command = [sys.executable, "-P", "-m", "kvseal", "bench", name, *arguments, "--out", str(out)]
     ended = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
     seconds = time.perf_counter() - began_s
     if ended.returncode == 0 and out.is_file():

@@ -74,7 +74,7 @@ class Worker:
 
     def __init__(self, context: Context, model: Path, native: Path | None) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "kvseal.bench.suite.step_worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-P", "-m", "kvseal.bench.suite.step_worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         asked = {"native": "" if native is None else str(native), "model": str(model), "threads": context.threads_used, "pages": PAGES}
         if self._ask(asked).get("checked") is not (native is None):

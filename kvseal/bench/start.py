@@ -56,6 +56,7 @@ def measure(tree: Path, arguments: Sequence[str]) -> Start:
         "env",
         f"PYTHONPATH={tree}",
         sys.executable,
+        "-P",
         "-m",
         "kvseal",
         "serve",

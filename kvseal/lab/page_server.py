@@ -81,7 +81,7 @@ class PageServer:
 
     @classmethod
     def start(cls, transport: str, secret: bytes, *, pages: int, layers: int = 5, incarnation: str = "sender-00000001") -> PageServer:
-        command = [sys.executable, "-m", "kvseal.lab.page_server"]
+        command = [sys.executable, "-P", "-m", "kvseal.lab.page_server"]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         order = {"transport": transport, "secret": secret.hex(), "pages": pages, "layers": layers, "incarnation": incarnation}
         answer = _asked(process, json.dumps(order))

@@ -103,7 +103,7 @@ def _kvseal() -> list[Peer]:
 
 def _kvseal_server(weights: str) -> Callable[[Place], Launch]:
     def launch(place: Place) -> Launch:
-        command = (sys.executable, "-m", "kvseal", "serve", str(place.model), "--port", "{port}", "--weights", weights)
+        command = (sys.executable, "-P", "-m", "kvseal", "serve", str(place.model), "--port", "{port}", "--weights", weights)
         pool = ("--pool-tokens", str(MOST_REQUESTS * POOL_TOKENS_EACH), "--threads", str(place.threads), "--log-level", "warning")
         return Launch(command=(*command, *pool), over_http=True, length_field="min_tokens", gives_tokens=True)
 
@@ -112,7 +112,7 @@ def _kvseal_server(weights: str) -> Callable[[Place], Launch]:
 
 def _kvseal_process(weights: str) -> Callable[[Place], Launch]:
     def launch(place: Place) -> Launch:
-        worker = (sys.executable, "-m", "kvseal.bench.peers.worker")  # As a module: from an installed package and from a source tree.
+        worker = (sys.executable, "-P", "-m", "kvseal.bench.peers.worker")  # -P: the installed package, not a source tree that lies here.
         return _worker(worker, "kvseal", place.model, place, "--weights", weights)
 
     return launch

@@ -39,7 +39,7 @@ def servers(commands: Sequence[Sequence[str]]) -> Iterator[list[str]]:
     try:
         for arguments in commands:
             port = _free_port()
-            command = [sys.executable, "-m", "kvseal", "serve", *arguments, "--port", str(port), "--log-level", "error"]
+            command = [sys.executable, "-P", "-m", "kvseal", "serve", *arguments, "--port", str(port), "--log-level", "error"]
             running.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
             urls.append(f"http://127.0.0.1:{port}")
         for process, url in zip(running, urls, strict=True):

@@ -63,15 +63,16 @@ def apply(weights: object, x: Float32, rows: int, isa: str, bias: Float32 | None
 
 
 def in_eighths(x: Float32) -> Float32:
-    """x rounded to 8-bit groups of 32 along the columns, as inputs of grouped weights are; padded groups included, and groups with an
-    outlier rounded twice."""
+    """x rounded to 8-bit groups of 32 along the columns, as inputs of grouped weights are; padded groups included. The largest of a group
+    stands apart, exactly, when it is an outlier."""
     columns = x.shape[1]
     wide = np.zeros((len(x), -(-columns // 32) * 32), dtype=np.float32)
     wide[:, :columns] = x
     groups = wide.reshape(len(x), -1, 32)
-    once = rounded(groups)
-    outlier = np.abs(groups).max(axis=2, keepdims=True) > 4.5 * np.sqrt((groups.astype(np.float64) ** 2).mean(axis=2, keepdims=True))
-    return np.where(outlier, once + rounded(groups - once), once).reshape(len(x), -1)[:, :columns].astype(np.float32)
+    size = np.abs(groups)
+    outlier = size.max(axis=2, keepdims=True) > 3.0 * np.sqrt((groups.astype(np.float64) ** 2).mean(axis=2, keepdims=True))
+    apart = outlier & (np.arange(32) == size.argmax(axis=2, keepdims=True))
+    return np.where(apart, groups, rounded(np.where(apart, np.float32(0), groups))).reshape(len(x), -1)[:, :columns].astype(np.float32)
 
 
 def rounded(groups: Float32) -> Float32:

@@ -21,9 +21,10 @@ import numpy as np
 
 from kvseal import _native
 from kvseal.exec.backend import Float32, StepArrays
-from kvseal.exec.backends.cpu import CPUBackend, native_layout, new_arena
+from kvseal.exec.backends.cpu import CPUBackend, new_arena
 from kvseal.exec.loader import load_model
 from kvseal.kv.geometry import KVDtype, KVGeometry
+from kvseal.kv.native_layout import native_layout
 
 REPEATS = 15
 SHAPES = ((1536, 576), (576, 1536))

@@ -22,6 +22,7 @@ from kvseal.core.ids import Scope
 from kvseal.core.laws import Law
 from kvseal.kv.geometry import KVGeometry
 from kvseal.kv.ledger import scope_words
+from kvseal.kv.native_layout import native_layout
 
 Memory = npt.NDArray[np.uint8]
 """[pages, page_bytes]"""
@@ -85,22 +86,6 @@ class PageFault:
         return f"ordinal {self.ordinal}, layer {self.layer}: {self.check.name.lower()} differs (law {self.check.law})"
 
 
-def layout_of(geometry: KVGeometry) -> _native.Layout:
-    """The geometry's sizes as the native part takes them."""
-    return _native.Layout(
-        layers=geometry.layers,
-        kv_heads=geometry.kv_heads,
-        head_dim=geometry.head_dim,
-        page_tokens=geometry.page_tokens,
-        kv_dtype=geometry.kv_dtype.value,
-        run_bytes=geometry.run_bytes,
-        element_run_bytes=geometry.element_run_bytes,
-        section_bytes=geometry.section_bytes,
-        page_bytes=geometry.page_bytes,
-        format=geometry.format,
-    )
-
-
 class Claims:
     """Moves as arrays, made once and cut into batches. `moves` and every array have the same length and order."""
 
@@ -142,7 +127,7 @@ class Landing:
     def __init__(self, memory: Memory, geometry: KVGeometry, scope: Scope) -> None:
         self.memory = memory
         self.page_bytes = geometry.page_bytes
-        self._layout = layout_of(geometry)
+        self._layout = native_layout(geometry)
         self._scope = np.array(scope_words(scope), dtype=np.uint64)
 
     def buffers(self, moves: Sequence[Move] | Claims) -> list[memoryview]:

@@ -19,6 +19,7 @@ from kvseal.kv.seal import SEAL_BYTES, SEAL_DTYPE
 
 _native = pytest.importorskip("kvseal._native", reason="the native part is not built")
 cpu = pytest.importorskip("kvseal.exec.backends.cpu", reason="the native part is not built")
+native_layout = pytest.importorskip("kvseal.kv.native_layout", reason="the native part is not built")
 
 Float32 = npt.NDArray[np.float32]
 SCOPE = (11, 22)
@@ -60,7 +61,7 @@ class Cache:
             layers=2, kv_heads=self.kv_heads, head_dim=self.head_dim, kv_dtype=KVDtype(self.dtype), page_tokens=self.page_tokens
         )
         self.arena = cpu.new_arena(self.geometry, self.pages)
-        self.layout = cpu.native_layout(self.geometry)
+        self.layout = native_layout.native_layout(self.geometry)
         self.ledger = np.zeros(self.pages, dtype=np.uint64)
 
     def table(self, tokens: int) -> array[int]:

@@ -23,6 +23,7 @@ from kvseal.exec.spec import ModelSpec
 from kvseal.exec.weights.packed_cache import PackedCache
 from kvseal.exec.weights.types import ModelWeights
 from kvseal.kv.geometry import KVGeometry
+from kvseal.kv.native_layout import native_layout
 
 MAX_HEAD_DIM = 512
 
@@ -44,22 +45,6 @@ class NativeArena:
 
     def close(self) -> None:
         self.native.close()
-
-
-def native_layout(geometry: KVGeometry) -> _native.Layout:
-    """The geometry's sizes as the kernels take them."""
-    return _native.Layout(
-        layers=geometry.layers,
-        kv_heads=geometry.kv_heads,
-        head_dim=geometry.head_dim,
-        page_tokens=geometry.page_tokens,
-        kv_dtype=geometry.kv_dtype.value,
-        run_bytes=geometry.run_bytes,
-        element_run_bytes=geometry.element_run_bytes,
-        section_bytes=geometry.section_bytes,
-        page_bytes=geometry.page_bytes,
-        format=geometry.format,
-    )
 
 
 def new_arena(geometry: KVGeometry, pages: int, *, shared: bool = False) -> NativeArena:

@@ -11,6 +11,7 @@ from kvseal.core.request import SamplingParams
 
 _F32 = npt.NDArray[np.float32]
 _I32 = npt.NDArray[np.int32]
+_U16 = npt.NDArray[np.uint16]
 _U64 = npt.NDArray[np.uint64]
 _U8 = npt.NDArray[np.uint8]
 _Break = tuple[int, int, int, int, int]
@@ -34,9 +35,15 @@ def instruction_set(isa: str = "auto") -> str:
     """The set that `isa` stands for here. Raises ValueError when this machine lacks it."""
 
 def check_pages(
-    *, layout: Layout, memory: _U8, pages: _I32, nonces: _U64, ordinals: _I32, scope: _U64, folds: _U8, recompute: bool
+    *, layout: Layout, memory: _U8, pages: _I32, nonces: _U64, ordinals: _I32, filled: _U16, scope: _U64, folds: _U8, recompute: bool
 ) -> tuple[int, int, int] | None:
     """Compares pages [n] of memory [pages, page_bytes] with what was announced; (index, layer, check) of the first difference."""
+
+def close_tail(
+    *, layout: Layout, memory: _U8, page: int, nonce: int, ordinal: int, filled: int, scope: _U64, fold: _U8
+) -> tuple[int, int, int] | None:
+    """Zeros behind the first `filled` slots of a page that is not full, and a digest in each of its seals; the page's goes to `fold`
+    [16]. What a seal has that it should not, and nothing has changed."""
 
 def copy_pages(
     *,
@@ -47,15 +54,26 @@ def copy_pages(
     source_pages: _I32,
     nonces: _U64,
     ordinals: _I32,
+    filled: _U16,
     scope: _U64,
     folds: _U8,
 ) -> tuple[int, int, int] | None:
     """Copies pages [n] from another arena and checks what stands in memory afterwards, digests recomputed; stops at the first break."""
 
 def restamp_pages(
-    *, layout: Layout, memory: _U8, pages: _I32, nonces: _U64, ordinals: _I32, scope: _U64, folds: _U8, fresh_nonces: _U64
+    *,
+    layout: Layout,
+    memory: _U8,
+    pages: _I32,
+    nonces: _U64,
+    ordinals: _I32,
+    filled: _U16,
+    scope: _U64,
+    folds: _U8,
+    fresh_nonces: _U64,
 ) -> tuple[int, int, int] | None:
-    """Checks each page's seals once more, then gives it its fresh nonce; stops at the first break."""
+    """Checks each page's seals once more, then gives it its fresh nonce, and takes the digest out of one that is not full; stops at the
+    first break."""
 
 class Arena:
     """[pages, page_bytes] of lazily zero memory; shared: as a file (memfd) that another process may map. Raises MemoryError."""

@@ -1,8 +1,12 @@
 // Pages that came from another node: the proof, in the receiver's own memory, that each is what was announced.
 //
-// Owns the comparison of a foreign seal (nonce as the sender announced it, scope, ordinal, layer, full, format) with what stands in memory,
+// Owns the comparison of a foreign seal (nonce as the sender announced it, scope, ordinal, layer, filled, format) with what stands in memory,
 // the digest recomputed over the bytes that stand there, and the change of nonce that makes such a page ours. Laws L3-L7, L9, L10. Until
 // `restamp` a page bears its sender's nonce, so that no kernel here reads it.
+//
+// A sequence's last page may be partly written. `close_tail` makes it fit to travel: zeros behind its last token, so that nothing of whoever
+// had the page before goes along, and a digest over all of it, as of a full page. At the receiver `restamp` takes that digest out of the seal
+// again: the page is its holder's to go on with.
 #pragma once
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -22,6 +26,7 @@ struct PageClaim {
     uint64_t nonce;
     uint64_t scope[2];
     uint32_t ordinal;
+    uint16_t filled;      // page_tokens, or fewer of the last page
     const uint8_t* fold;  // 16 bytes
 };
 
@@ -72,7 +77,7 @@ static inline int32_t check_section(const KVLayout& kv, int64_t page, int layer,
     const Expected want{claim.nonce, {claim.scope[0], claim.scope[1]}, kv.format, claim.ordinal, static_cast<uint16_t>(layer)};
     const SealCheck identity = check_identity(seal, want);
     if (identity != CLEAN) return identity;
-    if (filled_slots(seal) != kv.page_tokens) return FILLED;
+    if (filled_slots(seal) != claim.filled) return FILLED;
     if (recompute || copied != nullptr) {
         const Digest found = copied != nullptr ? *copied : digest_of(kv.run(page, layer, false), static_cast<size_t>(2 * kv.run_bytes), kv.format);
         if (found.low != seal->digest[0] || found.high != seal->digest[1]) return PAGE_DIGEST;
@@ -109,11 +114,53 @@ static inline void copies_done() {
 #endif
 }
 
-// Gives a proven page our own nonce. Every line is compared once more before the first is written.
+// Gives a proven page our own nonce. Every line is compared once more before the first is written. A page that is not full loses its digest
+// first: with one, no kernel would write to it.
 static inline PageBreak restamp_page(const KVLayout& kv, int64_t page, const PageClaim& claim, uint64_t nonce) {
     const PageBreak found = check_page(kv, page, claim, false);
     if (found.check != PAGE_CLEAN) return found;
-    for (int layer = 0; layer < kv.layers; ++layer) __atomic_store_n(&kv.seal(page, layer)->nonce, nonce, __ATOMIC_RELEASE);
+    for (int layer = 0; layer < kv.layers; ++layer) {
+        Seal* seal = kv.seal(page, layer);
+        if (claim.filled < kv.page_tokens) seal->digest[0] = seal->digest[1] = 0;
+        __atomic_store_n(&seal->nonce, nonce, __ATOMIC_RELEASE);
+    }
+    return {PAGE_CLEAN, 0};
+}
+
+// Zeros in every slot of a run (K or V of one layer) from `filled` on, its scales and its padding.
+static inline void clear_behind(const KVLayout& kv, uint8_t* run, int filled) {
+    const int64_t vector_bytes = kv.element_run_bytes / (static_cast<int64_t>(kv.kv_heads) * kv.page_tokens);
+    const int64_t unused = kv.page_tokens - filled;
+    const bool scaled = kv.kind == KV_INT8 || kv.kind == KV_INT4;
+    const int64_t scales = scaled ? static_cast<int64_t>(kv.kv_heads) * kv.page_tokens * 4 : 0;
+    for (int64_t head = 0; head < kv.kv_heads; ++head) {
+        const int64_t slot = head * kv.page_tokens + filled;
+        std::memset(run + slot * vector_bytes, 0, static_cast<size_t>(unused * vector_bytes));
+        if (scaled) std::memset(run + kv.element_run_bytes + slot * 4, 0, static_cast<size_t>(unused * 4));
+    }
+    std::memset(run + kv.element_run_bytes + scales, 0, static_cast<size_t>(kv.run_bytes - kv.element_run_bytes - scales));
+}
+
+// For the holder of a page with `claim.filled` slots that nobody will write any more: everything behind them becomes zero, and the whole is
+// digested. Every seal is compared before a byte is written. `found` gets the page's digest.
+static inline PageBreak close_tail(const KVLayout& kv, int64_t page, const PageClaim& claim, Fold& found) {
+    for (int layer = 0; layer < kv.layers; ++layer) {
+        const Seal* seal = kv.seal(page, layer);
+        const Expected want{claim.nonce, {claim.scope[0], claim.scope[1]}, kv.format, claim.ordinal, static_cast<uint16_t>(layer)};
+        const SealCheck identity = check_identity(seal, want);
+        if (identity != CLEAN) return {identity, layer};
+        if (filled_slots(seal) != claim.filled) return {FILLED, layer};
+        if ((seal->digest[0] | seal->digest[1]) != 0) return {REUSED, layer};
+    }
+    for (int layer = 0; layer < kv.layers; ++layer) {
+        Seal* seal = kv.seal(page, layer);
+        clear_behind(kv, kv.run(page, layer, false), claim.filled);
+        clear_behind(kv, kv.run(page, layer, true), claim.filled);
+        const Digest digest = digest_of(kv.run(page, layer, false), static_cast<size_t>(2 * kv.run_bytes), kv.format);
+        seal->digest[0] = digest.low;
+        seal->digest[1] = digest.high;
+        found.add(layer, digest.low, digest.high);
+    }
     return {PAGE_CLEAN, 0};
 }
 

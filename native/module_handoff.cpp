@@ -11,19 +11,24 @@ namespace {
 
 using Pages = In<int32_t, 1>;
 using Words = In<uint64_t, 1>;
+using Filled = In<uint16_t, 1>;
 using Found = std::optional<std::tuple<int, int, int>>;  // index, layer, check
 
 struct Claims {
-    Claims(const Pages& pages, const Words& nonces, const Pages& ordinals, const Words& scope, const In<uint8_t, 2>& folds)
-        : pages(pages.data()), nonces(nonces.data()), ordinals(ordinals.data()), scope{scope.data()[0], scope.data()[1]}, folds(folds.data()),
-          count(pages.size()) {
-        require(nonces.size() == count && ordinals.size() == count && folds.shape(0) == count, "one nonce, ordinal and fold for each page");
+    Claims(const Pages& pages, const Words& nonces, const Pages& ordinals, const Filled& filled, const Words& scope, const In<uint8_t, 2>& folds)
+        : pages(pages.data()), nonces(nonces.data()), ordinals(ordinals.data()), filled(filled.data()), scope{scope.data()[0], scope.data()[1]},
+          folds(folds.data()), count(pages.size()) {
+        require(nonces.size() == count && ordinals.size() == count && filled.size() == count && folds.shape(0) == count,
+                "one nonce, ordinal, filled and fold for each page");
     }
-    PageClaim operator[](size_t i) const { return {nonces[i], {scope[0], scope[1]}, static_cast<uint32_t>(ordinals[i]), folds + 16 * i}; }
+    PageClaim operator[](size_t i) const {
+        return {nonces[i], {scope[0], scope[1]}, static_cast<uint32_t>(ordinals[i]), filled[i], folds + 16 * i};
+    }
 
     const int32_t* pages;
     const uint64_t* nonces;
     const int32_t* ordinals;
+    const uint16_t* filled;
     uint64_t scope[2];
     const uint8_t* folds;
     size_t count;
@@ -47,12 +52,12 @@ void require_shapes(const Words& scope, const In<uint8_t, 2>& folds) {
     require(scope.size() == 2 && folds.shape(1) == 16, "scope has two words, a fold 16 bytes");
 }
 
-Found check_pages(const KVLayout& layout, InOut<uint8_t, 2> memory, Pages pages, Words nonces, Pages ordinals, Words scope, In<uint8_t, 2> folds,
-                  bool recompute) {
+Found check_pages(const KVLayout& layout, InOut<uint8_t, 2> memory, Pages pages, Words nonces, Pages ordinals, Filled filled, Words scope,
+                  In<uint8_t, 2> folds, bool recompute) {
     const KVLayout kv = bound(layout, memory);
     require_pages(pages, memory.shape(0));
     require_shapes(scope, folds);
-    const Claims claims(pages, nonces, ordinals, scope, folds);
+    const Claims claims(pages, nonces, ordinals, filled, scope, folds);
     nb::gil_scoped_release unlocked;
     for (size_t i = 0; i < claims.count; ++i) {
         const PageBreak found = check_page(kv, claims.pages[i], claims[i], recompute);
@@ -62,13 +67,13 @@ Found check_pages(const KVLayout& layout, InOut<uint8_t, 2> memory, Pages pages,
 }
 
 Found copy_pages(const KVLayout& layout, InOut<uint8_t, 2> memory, Pages pages, In<uint8_t, 2> source, Pages source_pages, Words nonces,
-                 Pages ordinals, Words scope, In<uint8_t, 2> folds) {
+                 Pages ordinals, Filled filled, Words scope, In<uint8_t, 2> folds) {
     const KVLayout kv = bound(layout, memory);
     require(source.shape(1) == memory.shape(1) && source_pages.size() == pages.size(), "source and destination disagree");
     require_pages(pages, memory.shape(0));
     require_pages(source_pages, source.shape(0));
     require_shapes(scope, folds);
-    const Claims claims(pages, nonces, ordinals, scope, folds);
+    const Claims claims(pages, nonces, ordinals, filled, scope, folds);
     const uint8_t* from = source.data();
     const int32_t* from_pages = source_pages.data();
     nb::gil_scoped_release unlocked;
@@ -81,13 +86,13 @@ Found copy_pages(const KVLayout& layout, InOut<uint8_t, 2> memory, Pages pages, 
     return first;
 }
 
-Found restamp_pages(const KVLayout& layout, InOut<uint8_t, 2> memory, Pages pages, Words nonces, Pages ordinals, Words scope, In<uint8_t, 2> folds,
-                    Words fresh_nonces) {
+Found restamp_pages(const KVLayout& layout, InOut<uint8_t, 2> memory, Pages pages, Words nonces, Pages ordinals, Filled filled, Words scope,
+                    In<uint8_t, 2> folds, Words fresh_nonces) {
     const KVLayout kv = bound(layout, memory);
     require_pages(pages, memory.shape(0));
     require_shapes(scope, folds);
     require(fresh_nonces.size() == pages.size(), "one fresh nonce for each page");
-    const Claims claims(pages, nonces, ordinals, scope, folds);
+    const Claims claims(pages, nonces, ordinals, filled, scope, folds);
     nb::gil_scoped_release unlocked;
     for (size_t i = 0; i < claims.count; ++i) {
         const PageBreak found = restamp_page(kv, claims.pages[i], claims[i], fresh_nonces.data()[i]);
@@ -96,15 +101,34 @@ Found restamp_pages(const KVLayout& layout, InOut<uint8_t, 2> memory, Pages page
     return {};
 }
 
+Found close_tail_page(const KVLayout& layout, InOut<uint8_t, 2> memory, int page, uint64_t nonce, int ordinal, int filled, Words scope,
+                      InOut<uint8_t, 1> fold) {
+    const KVLayout kv = bound(layout, memory);
+    require(page >= 0 && page < kv.pages, "a page is outside its arena");
+    require(0 < filled && filled < kv.page_tokens, "a tail is a page with some of its slots written, not all");
+    require(scope.size() == 2 && fold.shape(0) == 16, "scope has two words, a fold 16 bytes");
+    const PageClaim claim{nonce, {scope.data()[0], scope.data()[1]}, static_cast<uint32_t>(ordinal), static_cast<uint16_t>(filled), nullptr};
+    uint8_t* out = fold.data();
+    nb::gil_scoped_release unlocked;
+    Fold made;
+    const PageBreak found = close_tail(kv, page, claim, made);
+    if (found.check != PAGE_CLEAN) return std::make_tuple(0, found.layer, found.check);
+    std::memcpy(out, &made.low, 8);
+    std::memcpy(out + 8, &made.high, 8);
+    return {};
+}
+
 }  // namespace
 
 void add_handoff(nb::module_& m) {
     m.def("check_pages", &check_pages, nb::kw_only(), nb::arg("layout"), nb::arg("memory").noconvert(), nb::arg("pages"), nb::arg("nonces"),
-          nb::arg("ordinals"), nb::arg("scope"), nb::arg("folds"), nb::arg("recompute"));
+          nb::arg("ordinals"), nb::arg("filled"), nb::arg("scope"), nb::arg("folds"), nb::arg("recompute"));
     m.def("copy_pages", &copy_pages, nb::kw_only(), nb::arg("layout"), nb::arg("memory").noconvert(), nb::arg("pages"), nb::arg("source").noconvert(),
-          nb::arg("source_pages"), nb::arg("nonces"), nb::arg("ordinals"), nb::arg("scope"), nb::arg("folds"));
+          nb::arg("source_pages"), nb::arg("nonces"), nb::arg("ordinals"), nb::arg("filled"), nb::arg("scope"), nb::arg("folds"));
     m.def("restamp_pages", &restamp_pages, nb::kw_only(), nb::arg("layout"), nb::arg("memory").noconvert(), nb::arg("pages"), nb::arg("nonces"),
-          nb::arg("ordinals"), nb::arg("scope"), nb::arg("folds"), nb::arg("fresh_nonces"));
+          nb::arg("ordinals"), nb::arg("filled"), nb::arg("scope"), nb::arg("folds"), nb::arg("fresh_nonces"));
+    m.def("close_tail", &close_tail_page, nb::kw_only(), nb::arg("layout"), nb::arg("memory").noconvert(), nb::arg("page"), nb::arg("nonce"),
+          nb::arg("ordinal"), nb::arg("filled"), nb::arg("scope"), nb::arg("fold").noconvert());
 }
 
 }  // namespace binding

@@ -5,11 +5,12 @@ this version (another version, an unknown or missing field, a size out of bounds
 
 A hand-off, in order; S is the sender (the prefill node), R the receiver::
 
-    S Intent      what I am about to send, exactly: tokens, pages, scope, format
+    S Intent      what I am about to send, exactly: tokens, pages, how much of the last one is written, scope, format
     R Grant       what I lease for it (stamps), and the first pages that I hold already, which are not sent
-    S PagesReady  these ordinals are sealed; here is where they lie and what their digests are (again and again, chunk by chunk)
+    S PagesReady  these ordinals are complete; here is where they lie and what their digests are (again and again, chunk by chunk)
     R Taken       so many pages stand verified in my memory (again and again)
-    S Manifest    that was all: every ordinal, every digest, token count and token digest, and the grant that I understood
+    S Manifest    that was all: every ordinal, every digest, token count and token digest, the token that follows, and the grant that I
+                  understood
     R Receipt     what I verified in my own memory
 
 `Alive` says that the speaker still works on it; `Abort` ends it from either side, and nothing follows it. Every message bears the
@@ -35,7 +36,7 @@ from kvseal.core.errors import KVSealError
 from kvseal.kv.pool import DIGEST_BYTES
 from kvseal.kv.prefix_key import PackedTokens, pack_tokens
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_PAGES = 65_536
 """Of one hand-off: a million tokens of 16-token pages."""
 MAX_MESSAGE_BYTES = 4 * 2**20
@@ -53,6 +54,7 @@ Stamps = Annotated[bytes, Meta(max_length=STAMP_BYTES * MAX_PAGES)]
 Folds = Annotated[bytes, Meta(max_length=DIGEST_BYTES * MAX_PAGES)]
 Pages = Annotated[int, Meta(ge=0, le=MAX_PAGES)]
 Word = Annotated[int, Meta(ge=0)]
+Token = Annotated[int, Meta(ge=0, lt=2**32)]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 
 
@@ -125,7 +127,9 @@ class Intent(Message, frozen=True, array_like=True, forbid_unknown_fields=True, 
     prompt_tokens: Annotated[int, Meta(ge=1, le=MAX_PAGES * 256)]
     """Exact length of the token sequence that `tokens_digest` covers."""
     pages: Annotated[int, Meta(ge=1, le=MAX_PAGES)]
-    """Ordinals 0 to pages - 1 are handed over: full pages only, so pages * page_tokens <= prompt_tokens."""
+    """Ordinals 0 to pages - 1 are handed over."""
+    valid_tokens: Annotated[int, Meta(ge=1, le=MAX_PAGES * 256)]
+    """So many of the tokens are in these pages: all but the last page are full, and that one up to here."""
     tokens_digest: Digest
     deadline_s: Seconds
     """From now until the receipt; each end measures with its own monotonic clock."""
@@ -164,6 +168,8 @@ class Manifest(Message, frozen=True, array_like=True, forbid_unknown_fields=True
     """Of every ordinal that was sent."""
     folds: Folds
     """Of every ordinal, those that the receiver had already included."""
+    next_token: Token | None
+    """What the sender has sampled after the last of the tokens, if they are all in these pages: the answer goes on with it."""
     whole: Digest
     """`whole_digest` of all of it."""
 
@@ -242,10 +248,11 @@ def grant_digest(key: bytes, grant: Grant) -> bytes:
     return _keyed(key, b"kvseal-grant", (grant.handoff.encode(), grant.sender.encode(), grant.receiver.encode(), numbers, grant.stamps))
 
 
-def whole_digest(key: bytes, intent: Intent, *, grant: bytes, stamps: bytes, folds: bytes) -> bytes:
-    """Of everything that must be equal at both ends: intent, grant, where each page came from, and what each page holds."""
+def whole_digest(key: bytes, intent: Intent, *, grant: bytes, stamps: bytes, folds: bytes, next_token: int | None) -> bytes:
+    """Of everything that must be equal at both ends: intent, grant, where each page came from, what each page holds, what follows."""
     names = (intent.handoff.encode(), intent.sender.encode(), intent.receiver.encode(), intent.scope)
-    sizes = (intent.page_tokens, intent.page_bytes, intent.prompt_tokens, intent.pages)
+    follows = 0 if next_token is None else next_token + 1
+    sizes = (intent.page_tokens, intent.page_bytes, intent.prompt_tokens, intent.pages, intent.valid_tokens, follows)
     numbers = intent.format.to_bytes(8, "little") + b"".join(size.to_bytes(8, "little") for size in sizes)
     return _keyed(key, b"kvseal-whole", (*names, numbers, intent.tokens_digest, grant, stamps, folds))
 

@@ -22,32 +22,44 @@ from kvseal.core.errors import LawBroken
 from kvseal.core.ids import Scope
 from kvseal.core.laws import Law
 from kvseal.handoff.messages import AnyMessage, Reason, tokens_digest, unpacked_stamps
+from kvseal.handoff.proof import Memory, PageFault, close_tail
 from kvseal.handoff.receiving import Receiving
 from kvseal.handoff.send_session import SendSession
 from kvseal.handoff.session import Action, Actions, Ended, Offer, Patience, Say, Terms, Unpin, Withdraw
 from kvseal.handoff.transport import Transport
 from kvseal.handoff.words import Counters, End
-from kvseal.kv.handles import Pin
+from kvseal.kv.handles import Pin, Ticket
 from kvseal.kv.manager import KVManager
 from kvseal.kv.prefix_key import PackedTokens, pack_tokens
 
 __all__ = ["Counters", "End", "Receiving", "Sending"]
 
 
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The last page of a sequence, not full, closed by its holder. `ticket` keeps it until the hand-off has let go of it."""
+
+    ticket: Ticket
+    fold: bytes
+
+
 @dataclass(slots=True)
 class _Out:
     session: SendSession
     pin: Pin
+    ticket: Ticket | None = None
+    """Of the last page, if it is not full."""
 
 
 class Sending:
-    """All hand-offs that this process sends. `key` (at least 16 bytes) is shared by all nodes."""
+    """All hand-offs that this process sends. `key` (at least 16 bytes) is shared by all nodes; `memory`: the arena, [pages, page_bytes]."""
 
-    def __init__(self, kv: KVManager, transport: Transport, *, key: bytes, patience: Patience | None = None) -> None:
+    def __init__(self, kv: KVManager, transport: Transport, *, key: bytes, memory: Memory, patience: Patience | None = None) -> None:
         self.counters = Counters()
         self._kv = kv
         self._transport = transport
         self._key = key
+        self._memory = memory
         self._patience = patience or Patience()
         self._out: dict[str, _Out] = {}
         self._outbox: list[AnyMessage] = []
@@ -60,15 +72,15 @@ class Sending:
         receiver: str,
         scope: Scope,
         tokens: Sequence[int] | PackedTokens,
-        pages: int,
+        valid_tokens: int,
         deadline_s: float,
         now_s: float,
     ) -> None:
-        """Says the Intent. `tokens`: the whole sequence; `pages`: how many of its full pages are handed over, at least one (of a prompt
-        that will be continued elsewhere (prompt_tokens - 1) // page_tokens, since its last token is always computed there)."""
+        """Says the Intent. `tokens`: the whole sequence; `valid_tokens`: how many of them are handed over, at least one: all tokens of a
+        prompt whose answer goes on elsewhere, or as many as whole pages hold."""
         packed, geometry = pack_tokens(tokens), self._kv.geometry
-        if handoff in self._out or not 0 < pages * geometry.page_tokens <= len(packed):
-            raise LawBroken(Law.L11, f"hand-off {handoff} of {pages} pages is begun twice, or longer than its {len(packed)} tokens")
+        if handoff in self._out or not 0 < valid_tokens <= len(packed):
+            raise LawBroken(Law.L11, f"hand-off {handoff} of {valid_tokens} tokens is begun twice, or longer than its {len(packed)} tokens")
         terms = Terms(
             handoff=handoff,
             sender=self._transport.incarnation,
@@ -78,7 +90,7 @@ class Sending:
             page_tokens=geometry.page_tokens,
             page_bytes=geometry.page_bytes,
             prompt_tokens=len(packed),
-            pages=pages,
+            valid_tokens=valid_tokens,
             tokens_digest=tokens_digest(self._key, packed),
             deadline_s=deadline_s,
             transport=self._transport.name,
@@ -91,19 +103,36 @@ class Sending:
         """Whether a hand-off with this id is open here."""
         return handoff in self._out
 
-    def sealed(self, handoff: str, pin: Pin, stamps: Sequence[int], now_s: float) -> None:
-        """The next pages of the sequence, in order of ordinal from 0, are sealed; `pin` holds them until this returns. No effect once the
-        hand-off has ended, and for pages past those that are handed over."""
+    def close_tail(self, scope: Scope, stamp: array[int], ordinal: int, filled: int) -> Tail | PageFault:
+        """Closes a leased page (page, nonce) that has `filled` slots, not all, and will get no more, for `sealed`. Whoever calls this
+        holds the page; it stays where it is, even when that lease ends, until the hand-off or `Tail.ticket` has been given back."""
+        page, nonce = stamp
+        fold = close_tail(self._memory, self._kv.geometry, scope, page, nonce, ordinal, filled)
+        return fold if isinstance(fold, PageFault) else Tail(self._kv.pool.ticket(stamp), fold)
+
+    def sealed(
+        self, handoff: str, pin: Pin, stamps: Sequence[int], now_s: float, *, tail: Tail | None = None, next_token: int | None = None
+    ) -> None:
+        """The next pages of the sequence, in order of ordinal from 0, are sealed; `pin` holds them until this returns. `tail`: the last
+        page, if it is not full, taken over; `next_token`: with the last page, what was sampled after it. No effect once the hand-off has
+        ended, and for pages past those that are handed over."""
         out = self._out.get(handoff)
         if out is None or not out.session.open:
+            if tail is not None:
+                tail.ticket.release()
             return
         if not pin.open:
             raise LawBroken(Law.L3, "pages are handed over that nobody holds")
         room = out.session.pages - out.session.sealed_pages
         fresh = array("Q", stamps[: 2 * room])
+        folds = [self._kv.pool.digest(page) for page in fresh[::2]]
+        self._kv.pool.replace_pins(out.pin, out.pin.pages, fresh)
+        if tail is not None:
+            out.ticket = tail.ticket
+            fresh.extend(tail.ticket.stamps)
+            folds.append(tail.fold)
         if fresh:
-            self._kv.pool.replace_pins(out.pin, out.pin.pages, fresh)
-            self._do(handoff, out.session.sealed(fresh, [self._kv.pool.digest(page) for page in fresh[::2]], now_s))
+            self._do(handoff, out.session.sealed(fresh, folds, now_s, next_token))
 
     def cancel(self, handoff: str, reason: Reason, now_s: float) -> None:
         """No effect when it has ended."""
@@ -163,6 +192,8 @@ class Sending:
             case Unpin():
                 out.pin.release()
                 self._kv.cache.unpinned(out.pin.stamps)
+                if out.ticket is not None:
+                    out.ticket.release()
                 del self._out[handoff]
             case Ended(outcome):
                 self.counters.count(outcome)

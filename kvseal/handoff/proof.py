@@ -2,8 +2,8 @@
 
 Owns `Landing`: the destination of one transfer, as buffers for a transport and as checks over our own memory. It is the only code of the
 hand-off that touches payload bytes, through `native/handoff.h`. A page that has landed still bears its sender's nonce, so no kernel here
-reads it; `restamp` gives it the granted one, and is called only after the whole was proven. Laws L3 (nonce), L4 (scope), L5 (filled), L6
-(ordinal, layer), L7 (digest), L9, L10 (format).
+reads it; `restamp` gives it the granted one, and is called only after the whole was proven. `close_tail` is the sender's part: it makes a
+page that is not full fit to travel. Laws L3 (nonce), L4 (scope), L5 (filled), L6 (ordinal, layer), L7 (digest), L9, L10 (format).
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ class PageCheck(IntEnum):
     LAYER = 5
     ORDINAL = 6
     FILLED = 7
+    REUSED = 9
+    """A page that is to be closed bears a digest already."""
     DIGEST = 11
     """The bytes of a layer are not those that its seal was made for."""
     FOLD = 12
@@ -56,6 +58,7 @@ _LAWS = {
     PageCheck.LAYER: Law.L6,
     PageCheck.ORDINAL: Law.L6,
     PageCheck.FILLED: Law.L5,
+    PageCheck.REUSED: Law.L7,
     PageCheck.DIGEST: Law.L7,
     PageCheck.FOLD: Law.L7,
 }
@@ -72,6 +75,8 @@ class Move(NamedTuple):
     """Destination, in the receiver's arena. The transport may write it until the fence."""
     fold: bytes
     """The digest that was announced, 16 bytes."""
+    filled: int
+    """Slots written, in every layer: all of them, or fewer of a sequence's last page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +94,17 @@ class PageFault:
 class Claims:
     """Moves as arrays, made once and cut into batches. `moves` and every array have the same length and order."""
 
-    __slots__ = ("folds", "moves", "nonces", "ordinals", "pages", "source_pages")
+    __slots__ = ("filled", "folds", "moves", "nonces", "ordinals", "pages", "source_pages")
 
     def __init__(self, moves: Sequence[Move]) -> None:
         self.moves = moves
-        ordinals, sources, nonces, pages, folds = zip(*moves, strict=True) if moves else ((), (), (), (), ())
+        ordinals, sources, nonces, pages, folds, filled = zip(*moves, strict=True) if moves else ((), (), (), (), (), ())
         self.ordinals = np.array(ordinals, dtype=np.int32)
         self.source_pages = np.array(sources, dtype=np.int32)
         self.nonces = np.array(nonces, dtype=np.uint64)
         self.pages = np.array(pages, dtype=np.int32)
         self.folds = np.frombuffer(b"".join(folds), dtype=np.uint8).reshape(len(moves), 16)
+        self.filled = np.array(filled, dtype=np.uint16)
 
     def __len__(self) -> int:
         return len(self.moves)
@@ -112,6 +118,7 @@ class Claims:
         found.nonces = self.nonces[first:last]
         found.pages = self.pages[first:last]
         found.folds = self.folds[first:last]
+        found.filled = self.filled[first:last]
         return found
 
 
@@ -148,6 +155,7 @@ class Landing:
             pages=claims.pages,
             nonces=claims.nonces,
             ordinals=claims.ordinals,
+            filled=claims.filled,
             folds=claims.folds,
         )
         return _fault(claims, found)
@@ -162,13 +170,15 @@ class Landing:
             pages=claims.pages,
             nonces=claims.nonces,
             ordinals=claims.ordinals,
+            filled=claims.filled,
             folds=claims.folds,
             recompute=True,
         )
         return _fault(claims, found)
 
     def restamp(self, moves: Sequence[Move] | Claims, nonces: Sequence[int]) -> None:
-        """Gives proven pages the nonces that were granted. Raises `LawBroken` (L3) when a seal has changed since it was proven."""
+        """Gives proven pages the nonces that were granted; one that is not full has no digest from then on, and is its holder's to go on
+        with. Raises `LawBroken` (L3) when a seal has changed since it was proven."""
         claims = claims_of(moves)
         found = _native.restamp_pages(
             layout=self._layout,
@@ -177,12 +187,31 @@ class Landing:
             pages=claims.pages,
             nonces=claims.nonces,
             ordinals=claims.ordinals,
+            filled=claims.filled,
             folds=claims.folds,
             fresh_nonces=np.array(nonces, dtype=np.uint64),
         )
         fault = _fault(claims, found)
         if fault is not None:
             raise LawBroken(Law.L3, f"a page changed after it was proven: {fault}")
+
+
+def close_tail(memory: Memory, geometry: KVGeometry, scope: Scope, page: int, nonce: int, ordinal: int, filled: int) -> bytes | PageFault:
+    """For the holder of a page of which `filled` slots are written, not all, and nobody will write another: zeros behind them, so that
+    nothing of whoever had the page before travels along, and a digest in every seal. Returns the page's digest, 16 bytes; or what a seal
+    has that it should not, and nothing has changed."""
+    fold = np.zeros(16, dtype=np.uint8)
+    found = _native.close_tail(
+        layout=native_layout(geometry),
+        memory=memory,
+        page=page,
+        nonce=nonce,
+        ordinal=ordinal,
+        filled=filled,
+        scope=np.array(scope_words(scope), dtype=np.uint64),
+        fold=fold,
+    )
+    return fold.tobytes() if found is None else PageFault(ordinal, found[1], PageCheck(found[2]))
 
 
 def _fault(claims: Claims, found: tuple[int, int, int] | None) -> PageFault | None:

@@ -74,6 +74,7 @@ class ReceiveSession(Session):
         self._present_folds: list[bytes] = []
         self._stamps: Sequence[int] = ()
         self._agreed = b""
+        self._next_token: int | None = None
         self._landed = 0
         """How many of `moves` stand checked in our memory."""
         self._whole = b""
@@ -87,6 +88,11 @@ class ReceiveSession(Session):
     def endpoint(self) -> bytes:
         """Where the sender's pages are reached."""
         return b"" if self._intent is None else self._intent.endpoint
+
+    @property
+    def valid_tokens(self) -> int:
+        """How many tokens the pages hold; 0: not known yet."""
+        return 0 if self._intent is None else self._intent.valid_tokens
 
     @property
     def granted_nonces(self) -> Sequence[int]:
@@ -160,9 +166,10 @@ class ReceiveSession(Session):
         if intent.scope != terms.scope:
             return self._fail(Reason.SCOPE, "the intent names another scope than the request")
         same = (intent.prompt_tokens, intent.tokens_digest) == (terms.prompt_tokens, terms.tokens_digest)
-        if not same or terms.pages not in (None, intent.pages) or intent.pages * terms.page_tokens > terms.prompt_tokens:
-            what = f"{intent.prompt_tokens} tokens in {intent.pages} pages are intended; {terms.prompt_tokens} tokens are expected"
-            return self._fail(Reason.TOKENS, what)
+        whole = intent.valid_tokens <= terms.prompt_tokens and intent.pages == -(-intent.valid_tokens // terms.page_tokens)
+        if not same or not whole or terms.valid_tokens not in (None, intent.valid_tokens):
+            what = f"{intent.valid_tokens} of {intent.prompt_tokens} tokens in {intent.pages} pages are intended"
+            return self._fail(Reason.TOKENS, f"{what}; {terms.prompt_tokens} tokens are expected")
         self.pages = intent.pages
         if intent.transport != terms.transport:
             return self._fail(Reason.TRANSPORT, "the two ends use different transports")
@@ -194,7 +201,8 @@ class ReceiveSession(Session):
             return self._fail(Reason.PROTOCOL, what)
         pages = pages_of(self._stamps)[len(self.moves) :]
         moves = tuple(
-            Move(first + i, stamps[2 * i], stamps[2 * i + 1], page, fold) for i, (page, fold) in enumerate(zip(pages, folds, strict=False))
+            Move(first + i, stamps[2 * i], stamps[2 * i + 1], page, fold, self._filled(first + i))
+            for i, (page, fold) in enumerate(zip(pages, folds, strict=False))
         )
         if any(move.source_page >= 2**31 for move in moves):
             return self._fail(Reason.PROTOCOL, "a page number is out of bounds")
@@ -202,6 +210,10 @@ class ReceiveSession(Session):
             self._moving_since_s = self._now_s
         self.moves.extend(moves)
         return [Fetch(moves)]
+
+    def _filled(self, ordinal: int) -> int:
+        size = self.terms.page_tokens
+        return min(size, self.valid_tokens - ordinal * size)
 
     def _came(self, what: tuple[int, int]) -> Actions:
         first_ordinal, pages = what
@@ -224,7 +236,10 @@ class ReceiveSession(Session):
         folds = b"".join((*self._present_folds, *(move.fold for move in self.moves)))
         said = (manifest.pages, manifest.prompt_tokens, manifest.tokens_digest, manifest.grant, manifest.stamps, manifest.folds)
         known = (self.pages, terms.prompt_tokens, terms.tokens_digest, self._agreed, sent, folds)
-        if said != known or present + len(self.moves) != self.pages or manifest.whole != self._whole_of(folds):
+        self._next_token = manifest.next_token
+        follows = manifest.next_token is None or self.valid_tokens == terms.prompt_tokens
+        complete = present + len(self.moves) == self.pages
+        if said != known or not complete or not follows or manifest.whole != self._whole_of(folds):
             return self._fail(
                 Reason.MANIFEST, f"{present + len(self.moves)} of {self.pages} pages were announced, {manifest.pages} are declared"
             )
@@ -249,7 +264,7 @@ class ReceiveSession(Session):
             return self._fail(Reason.MANIFEST, "what stands in our memory is not what was declared")
         self.state = ReceiveState.COMMITTED
         self.settled = True
-        self.outcome = Delivered(self.pages, len(self.moves), self._whole)
+        self.outcome = Delivered(self.pages, len(self.moves), self._whole, self._next_token)
         return [Commit(), self._say(Receipt, self.pages, self._whole), Ended(self.outcome)]
 
     def _fenced_after_abort(self, quiet: bool) -> Actions:
@@ -259,7 +274,7 @@ class ReceiveSession(Session):
         if self._intent is None:
             raise LawBroken(Law.L9, "a manifest before its intent")
         stamps = packed_stamps(word for move in self.moves for word in (move.source_page, move.source_nonce))
-        return whole_digest(self._key, self._intent, grant=self._agreed, stamps=stamps, folds=folds)
+        return whole_digest(self._key, self._intent, grant=self._agreed, stamps=stamps, folds=folds, next_token=self._next_token)
 
 
 _CLOSED = frozenset({ReceiveState.COMMITTED, ReceiveState.ABORTING, ReceiveState.FAILED})

@@ -3,8 +3,9 @@
 Owns the leases, tickets and pins of what arrives, the proof over our own memory before anything becomes valid, and the quarantine of pages
 whose writer could not be proven gone. Called from the engine's thread, between steps. See `node` for how it is used.
 
-A hand-off that is received holds a cache grant of its own. When the receipt is complete the pages are sealed and published under it, like
-pages that were computed here, so the request that waits for them finds them as a prefix; when it is not, nothing of it was ever visible.
+A hand-off that is received holds a cache grant of its own. When the receipt is complete the full pages are sealed and published under it,
+like pages that were computed here, and the grant, with a last page that is not full, goes to the request that waits for it; when it is not,
+nothing of it was ever visible.
 
 Laws: L1 and L2 (all pages or none), L3 (sender's nonce before the commit, ours after it), L5 and L9 (valid by the receipt alone), L7, L8
 (the ticket is open until the transport is quiet; else quarantine, with a cap, an alarm and a way back), L11, L12.
@@ -30,7 +31,7 @@ from kvseal.kv.capacity import NeverFits
 from kvseal.kv.handles import Ticket
 from kvseal.kv.manager import Grant, KVManager
 from kvseal.kv.pool import QuietProof
-from kvseal.kv.prefix_key import PackedTokens, pack_tokens
+from kvseal.kv.prefix_key import TOKEN_BYTES, PackedTokens, pack_tokens
 
 MAX_EARLY_INTENTS = 256
 """Intents that wait for their request."""
@@ -89,10 +90,10 @@ class Receiving:
         tokens: Sequence[int] | PackedTokens,
         deadline_s: float,
         now_s: float,
-        pages: int | None = None,
+        valid_tokens: int | None = None,
     ) -> None:
-        """The sequence whose pages `sender` (an incarnation) will hand over; its Intent may come, or has come. `pages`: exactly so many;
-        None: as many full pages of it as the Intent says. Raises `LawBroken` (L11) for an id that is known here."""
+        """The sequence whose pages `sender` (an incarnation) will hand over; its Intent may come, or has come. `valid_tokens`: exactly so
+        many of its tokens; None: as many as the Intent says. Raises `LawBroken` (L11) for an id that is known here."""
         if handoff in self._in or handoff in self._over:
             raise LawBroken(Law.L11, f"hand-off {handoff} is expected a second time")
         packed, geometry = pack_tokens(tokens), self._kv.geometry
@@ -105,7 +106,7 @@ class Receiving:
             page_tokens=geometry.page_tokens,
             page_bytes=geometry.page_bytes,
             prompt_tokens=len(packed),
-            pages=pages,
+            valid_tokens=valid_tokens,
             tokens_digest=tokens_digest(self._key, packed),
             deadline_s=deadline_s,
             transport=self._transport.name,
@@ -244,19 +245,19 @@ class Receiving:
     def _lease(self, one: _In, handoff: str, now_s: float) -> None:
         """All pages or none; None now means to ask again at the next turn, until the deadline (L1)."""
         kv, session = self._kv, one.session
-        pages, size = session.pages, kv.geometry.page_tokens
+        valid_tokens = session.valid_tokens
         if self._pages_in_doubt() >= self._cap_pages:
             one.wants_pages = False
             self._do(handoff, session.refused(Reason.QUARANTINE_FULL, "too many pages wait for proof that their writer is gone"), now_s)
             return
-        if isinstance(kv.verdict(pages * size, 0), NeverFits):
+        if isinstance(kv.verdict(valid_tokens, 0), NeverFits):
             one.wants_pages = False
-            self._do(handoff, session.refused(Reason.NEVER_FITS, f"{pages} pages never fit"), now_s)
+            self._do(handoff, session.refused(Reason.NEVER_FITS, f"{session.pages} pages never fit"), now_s)
             return
-        # One token more than the pages hold: the cache never gives all tokens of a sequence, and here it may give all pages.
-        tokens = PackedTokens(one.tokens.data[: 4 * (pages * size + 1)])
+        # One token more than the pages hold: the cache never gives all tokens of a sequence, and here it may give all full pages.
+        tokens = PackedTokens(one.tokens.data[: TOKEN_BYTES * valid_tokens] + bytes(TOKEN_BYTES))
         cached = kv.probe(one.scope, tokens)
-        grant = kv.admit(RequestId(handoff), one.scope, tokens, first_tokens=pages * size - cached)
+        grant = kv.admit(RequestId(handoff), one.scope, tokens, first_tokens=valid_tokens - cached)
         if grant is None:
             return
         one.wants_pages = False
@@ -275,14 +276,16 @@ class Receiving:
         return session.proven([*present, *(move.fold for move in session.moves)])
 
     def _commit(self, one: _In) -> None:
-        """From the receipt on these pages are like pages that were computed here (L5, L7)."""
+        """From the receipt on these pages are like pages that were computed here (L5, L7): the full ones sealed and published, one that is
+        not full leased, to be gone on with."""
         grant, moves = _held(one.grant), one.session.moves
         one.landing.restamp(moves, one.session.granted_nonces)
         _ticket(one.ticket).release()
-        end_tokens = one.session.pages * self._kv.geometry.page_tokens
+        end_tokens, size = one.session.valid_tokens, self._kv.geometry.page_tokens
         fresh = one.tokens.first(end_tokens)[grant.table.valid_tokens :]
         if fresh:
-            self._kv.commit(grant, fresh, end_tokens, [move.fold for move in moves])
+            self._kv.commit(grant, fresh, end_tokens, [move.fold for move in moves if move.filled == size])
+        grant.cached_tokens = end_tokens
 
     # --- quiet, or not ---------------------------------------------------------------------------------------
 

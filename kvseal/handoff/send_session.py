@@ -61,6 +61,7 @@ class SendSession(Session):
         self._endpoint = endpoint
         self._stamps = array("Q")
         self._folds: list[bytes] = []
+        self._next_token: int | None = None
         self._announced = 0
         """Ordinals below this one need no more announcing: present there, or announced."""
         self._intent: Intent | None = None
@@ -80,13 +81,14 @@ class SendSession(Session):
         self._pass_time(now_s)
         return self._happened(Event.START)
 
-    def sealed(self, stamps: Sequence[int], folds: Sequence[bytes], now_s: float) -> Actions:
-        """The next pages (page, nonce, ...; their digests) are sealed here, in order of ordinal from 0. May come before the grant; pages
-        past the last one that is handed over are not taken. The last one makes the manifest."""
+    def sealed(self, stamps: Sequence[int], folds: Sequence[bytes], now_s: float, next_token: int | None = None) -> Actions:
+        """The next pages (page, nonce, ...; their digests) are sealed here, or closed if it is the last and not full, in order of ordinal
+        from 0. May come before the grant; pages past the last one that is handed over are not taken. The last one makes the manifest, and
+        brings the token that follows, if it is known."""
         if len(stamps) != 2 * len(folds):
             raise LawBroken(Law.L9, f"{len(stamps)} words are no stamps of {len(folds)} pages")
         self._pass_time(now_s)
-        return self._happened(Event.SEALED, (stamps, folds))
+        return self._happened(Event.SEALED, (stamps, folds, next_token))
 
     def withdrawn(self, quiet: bool) -> Actions:
         """The transport's answer to `Withdraw`."""
@@ -119,6 +121,7 @@ class SendSession(Session):
             terms.page_bytes,
             terms.prompt_tokens,
             self.pages,
+            terms.valid_tokens,
             terms.tokens_digest,
             terms.deadline_s,
             terms.transport,
@@ -126,14 +129,14 @@ class SendSession(Session):
         )
         return [Say(self._intent)]
 
-    def _keep(self, what: tuple[Sequence[int], Sequence[bytes]]) -> Actions:
-        stamps, folds = what
+    def _keep(self, what: tuple[Sequence[int], Sequence[bytes], int | None]) -> Actions:
+        stamps, folds, self._next_token = what
         room = self.pages - len(self._folds)
         self._stamps.extend(stamps[: 2 * room])
         self._folds.extend(folds[:room])
         return []
 
-    def _keep_and_announce(self, what: tuple[Sequence[int], Sequence[bytes]]) -> Actions:
+    def _keep_and_announce(self, what: tuple[Sequence[int], Sequence[bytes], int | None]) -> Actions:
         self._keep(what)
         return self._announce()
 
@@ -169,9 +172,10 @@ class SendSession(Session):
         agreed = grant_digest(self._key, grant)
         stamps = packed_stamps(self._stamps[2 * grant.present_pages :])
         folds = b"".join(self._folds)
-        self._whole = whole_digest(self._key, intent, grant=agreed, stamps=stamps, folds=folds)
+        follows = self._next_token
+        self._whole = whole_digest(self._key, intent, grant=agreed, stamps=stamps, folds=folds, next_token=follows)
         self.state = SendState.DECLARED
-        return self._say(Manifest, self.pages, terms.prompt_tokens, terms.tokens_digest, agreed, stamps, folds, self._whole)
+        return self._say(Manifest, self.pages, terms.prompt_tokens, terms.tokens_digest, agreed, stamps, folds, follows, self._whole)
 
     def _taken(self, message: Taken) -> Actions:
         if message.ordinals > self._announced:
@@ -183,7 +187,7 @@ class SendSession(Session):
             return self._fail(Reason.MANIFEST, "the receipt is not that of what was sent")
         self.state = SendState.DELIVERED
         sent = self.pages - (self._grant.present_pages if self._grant is not None else 0)
-        self.outcome = Delivered(self.pages, sent, self._whole)
+        self.outcome = Delivered(self.pages, sent, self._whole, self._next_token)
         return [Withdraw(), Ended(self.outcome)]
 
     def _withdrawn(self, quiet: bool) -> Actions:

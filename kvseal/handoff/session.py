@@ -68,8 +68,8 @@ class Terms:
     page_tokens: int
     page_bytes: int
     prompt_tokens: int
-    pages: int | None
-    """None, at a receiver: as many full pages of these tokens as the Intent says."""
+    valid_tokens: int | None
+    """How many of them are handed over, in whole pages and one that is not full. None, at a receiver: as many as the Intent says."""
     tokens_digest: bytes
     deadline_s: float
     transport: str
@@ -90,6 +90,8 @@ class Delivered:
     pages: int
     sent_pages: int
     whole: bytes
+    next_token: int | None = None
+    """What follows the last token, if the sender has sampled it."""
 
 
 Outcome = Delivered | Failure
@@ -224,7 +226,7 @@ class Session(ABC):
         self._role = role
         self._key = key
         self._patience = patience
-        self.pages = terms.pages or 0
+        self.pages = -(-(terms.valid_tokens or 0) // terms.page_tokens)
         """How many are handed over; 0: not known yet."""
         self._now_s = now_s
         self._deadline_s = now_s + terms.deadline_s

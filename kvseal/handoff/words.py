@@ -14,8 +14,8 @@ from kvseal.kv.manager import Grant
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A hand-off is over. At the receiver, when delivered, `grant` holds the pages, valid and published; whoever takes this drops it, once
-    the request has been admitted or has gone."""
+    """A hand-off is over. At the receiver, when delivered, `grant` holds the pages, valid, and published if full; whoever takes this goes
+    on with it, or drops it."""
 
     handoff: str
     outcome: Outcome

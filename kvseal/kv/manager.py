@@ -58,7 +58,7 @@ class Grant:
         self.tokens = tokens
         """The committed tokens, typecode 'I': what the pages were computed from."""
         self.cached_tokens = len(tokens)
-        """Tokens that were not computed, taken from the prefix cache at admission."""
+        """Tokens that were not computed here: taken from the prefix cache at admission, or handed over by another node."""
         self.room_tokens = table.room_tokens
         """Positions below this have a page: `KVManager.grow` is needed only at or past it."""
         self.open = True

@@ -17,12 +17,13 @@ from kvseal.core.ids import RequestId, Scope
 from kvseal.exec.backends.cpu import NativeArena, new_arena
 from kvseal.handoff.messages import AnyMessage, Role, decode, encode
 from kvseal.handoff.node import End, Receiving, Sending
+from kvseal.handoff.proof import PageFault
 from kvseal.handoff.session import Patience
 from kvseal.handoff.transport import Transport
 from kvseal.kv.capacity import Capacity
 from kvseal.kv.geometry import KVGeometry
 from kvseal.kv.manager import Grant, KVManager
-from kvseal.lab.pages import compute, payload, read_payload, seed_of
+from kvseal.lab.pages import closed, compute, payload, read_payload, seed_of
 
 KEY = b"key of the hand-off rig"
 SCOPE = Scope(b"scope of the rig")
@@ -52,7 +53,7 @@ class Node:
         self.memory: npt.NDArray[np.uint8] = self.arena.memory
         self.incarnation = f"{name}-{secrets.token_hex(4)}"
         self.transport = make(self.arena, self.incarnation)
-        self.sending = Sending(self.kv, self.transport, key=KEY, patience=patience)
+        self.sending = Sending(self.kv, self.transport, key=KEY, memory=self.memory, patience=patience)
         self.receiving = Receiving(
             self.kv, self.transport, key=KEY, memory=self.memory, patience=patience, quarantine_cap_pages=quarantine_cap_pages
         )
@@ -79,15 +80,16 @@ class Node:
         return grant
 
     def holds(self, grant: Grant, tokens: Sequence[int]) -> bool:
-        """Whether every valid page of this grant has exactly the content that these tokens make, byte for byte."""
-        size = self.geometry.page_tokens
-        return all(
-            np.array_equal(
-                read_payload(self.memory, self.geometry, grant.table.stamps[2 * ordinal]),
-                payload(self.geometry, seed_of(tokens[: (ordinal + 1) * size])),
-            )
-            for ordinal in range(grant.table.valid_tokens // size)
-        )
+        """Whether every valid page of this grant has exactly the content that these tokens make, byte for byte; zeros behind the last."""
+        size, valid_tokens = self.geometry.page_tokens, grant.table.valid_tokens
+        for ordinal in range(-(-valid_tokens // size)):
+            end = min((ordinal + 1) * size, valid_tokens)
+            content = payload(self.geometry, seed_of(tokens[:end]))
+            if end % size:
+                content = closed(self.geometry, content, end % size)
+            if not np.array_equal(read_payload(self.memory, self.geometry, grant.table.stamps[2 * ordinal]), content):
+                return False
+        return True
 
     def check(self) -> None:
         """All laws, ledger against seals included."""
@@ -108,6 +110,8 @@ class HandOff:
     pages: int
     grant: Grant
     sealed: int = 0
+    next_token: int | None = None
+    """What is said to follow, with the last page."""
 
 
 class Rig:
@@ -120,24 +124,26 @@ class Rig:
 
     def begin(self, name: str, tokens: Sequence[int], now_s: float, *, deadline_s: float = 30.0) -> HandOff:
         """Both ends know the request; nothing is computed yet."""
-        pages = (len(tokens) - 1) // self.sender.geometry.page_tokens
-        receiver = self.receiver
-        receiver.receiving.expect(
-            name, sender=self.sender.incarnation, scope=SCOPE, tokens=tokens, deadline_s=deadline_s, now_s=now_s, pages=pages
-        )
+        known = {"scope": SCOPE, "tokens": tokens, "valid_tokens": len(tokens), "deadline_s": deadline_s, "now_s": now_s}
+        self.receiver.receiving.expect(name, sender=self.sender.incarnation, **known)
         grant = self.sender.admit(f"prefill-{name}", tokens)
-        self.sender.sending.begin(
-            name, receiver=receiver.incarnation, scope=SCOPE, tokens=tokens, pages=pages, deadline_s=deadline_s, now_s=now_s
-        )
-        return HandOff(name, tokens, pages, grant)
+        self.sender.sending.begin(name, receiver=self.receiver.incarnation, **known)
+        return HandOff(name, tokens, self.sender.geometry.pages_for(len(tokens)), grant)
 
     def compute(self, one: HandOff, pages: int, now_s: float) -> None:
-        """The next pages of the prompt, up to `pages` in all, and they are offered."""
-        size = self.sender.geometry.page_tokens
-        if pages * size > one.grant.table.valid_tokens:
-            compute(self.sender.kv, self.sender.memory, one.grant, one.tokens, pages * size)
-        fresh = one.grant.table.stamps[2 * one.sealed : 2 * pages]
-        self.sender.sending.sealed(one.name, one.grant.pin, fresh, now_s)
+        """The next pages of the prompt, up to `pages` in all, and they are offered; the last one is closed if it is not full."""
+        node, table = self.sender, one.grant.table
+        size = node.geometry.page_tokens
+        end = min(pages * size, len(one.tokens))
+        if end > table.valid_tokens:
+            compute(node.kv, node.memory, one.grant, one.tokens, end)
+        full, tail = end // size, None
+        if end % size and one.sealed < pages:
+            tail = node.sending.close_tail(SCOPE, table.stamps[2 * full : 2 * full + 2], full, end % size)
+            if isinstance(tail, PageFault):
+                raise RuntimeError(f"the rig's own page is broken: {tail}")
+        follows = one.next_token if end == len(one.tokens) else None
+        node.sending.sealed(one.name, one.grant.pin, table.stamps[2 * one.sealed : 2 * full], now_s, tail=tail, next_token=follows)
         one.sealed = pages
 
     def pump(self, now_s: float) -> None:

@@ -98,7 +98,10 @@ class PageServer:
 
     def moves(self, destinations: list[int], first: int = 0) -> list[Move]:
         """Pages `first` on, to these pages of ours."""
-        return [Move(first + i, first + i, NONCE_BASE + first + i, page, self.folds[first + i]) for i, page in enumerate(destinations)]
+        size = self.geometry.page_tokens
+        return [
+            Move(first + i, first + i, NONCE_BASE + first + i, page, self.folds[first + i], size) for i, page in enumerate(destinations)
+        ]
 
     def stop(self) -> None:
         self.process.kill()

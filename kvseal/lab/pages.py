@@ -74,13 +74,32 @@ def seed_of(tokens: Sequence[int]) -> bytes:
 
 
 def compute(kv: KVManager, memory: Memory, grant: Grant, tokens: Sequence[int], end_tokens: int) -> None:
-    """Stands for a forward over whole pages: writes, seals and commits the pages of `tokens` up to `end_tokens`, a multiple of a page."""
+    """Stands for a forward from a page's beginning on: writes and commits the pages of `tokens` up to `end_tokens`, and seals those that are
+    full. Behind the last token of one that is not lies what was there before."""
     geometry, size = kv.geometry, kv.geometry.page_tokens
-    first, last = grant.table.valid_tokens // size, end_tokens // size
+    first = grant.table.valid_tokens // size
     folds = []
-    for ordinal in range(first, last):
+    for ordinal in range(first, -(-end_tokens // size)):
         page, nonce = grant.table.stamps[2 * ordinal], grant.table.stamps[2 * ordinal + 1]
-        content = payload(geometry, seed_of(tokens[: (ordinal + 1) * size]))
-        folds.append(write_page(memory, geometry, page, nonce=nonce, scope=grant.scope, ordinal=ordinal, content=content))
-    if folds:
+        end = min((ordinal + 1) * size, end_tokens)
+        content, filled = payload(geometry, seed_of(tokens[:end])), end - ordinal * size
+        if filled == size:
+            folds.append(write_page(memory, geometry, page, nonce=nonce, scope=grant.scope, ordinal=ordinal, content=content))
+        else:
+            unsealed = np.zeros((1, geometry.layers, 2), np.uint64)
+            write_digested(memory, geometry, page, unsealed, nonce, grant.scope, ordinal, content, filled)
+    if end_tokens > first * size:
         kv.commit(grant, list(tokens[first * size : end_tokens]), end_tokens, folds)
+
+
+def closed(geometry: KVGeometry, content: Memory, filled: int) -> Memory:
+    """`content` as it is after `handoff.proof.close_tail`: zeros behind the first `filled` slots of every head, K and V, and their scales."""
+    left = content.copy()
+    heads, slots, elements = geometry.kv_heads, geometry.page_tokens, geometry.element_run_bytes
+    for run in np.split(left, 2, axis=1):
+        run[:, :elements].reshape(geometry.layers, heads, slots, -1)[:, :, filled:] = 0
+        scales = heads * slots * geometry.kv_dtype.scale_bytes
+        if scales:
+            run[:, elements : elements + scales].reshape(geometry.layers, heads, slots, 4)[:, :, filled:] = 0
+        run[:, elements + scales :] = 0
+    return left

@@ -65,7 +65,7 @@ def assemble_node(
         clock=clock,
         node=node,
         card=NodeCard(node.name, node.role, transport.incarnation, transport.name),
-        sending=Sending(kv, transport, key=node.secret, patience=patience),
+        sending=Sending(kv, transport, key=node.secret, memory=backend.arena.memory, patience=patience),
         receiving=Receiving(kv, transport, key=node.secret, memory=backend.arena.memory, patience=patience),
         transport=transport,
         feed=CacheFeed(feed_keys(node.secret, report), report.pool_pages),

@@ -5,30 +5,32 @@ arrives is submitted, what fails is computed here or fails. Everything happens o
 to a socket: messages come by `take` and leave by `outbox`.
 
 Order, on the side that computes the prompt: its own admission first, then the Intent (L1); pages go as soon as they are sealed, while later
-chunks are computed (L7). On the side that answers: nothing of the request is known to the scheduler until the hand-off has ended. If the
-receipt is complete, the pages are in the prefix cache, pinned, and the request is submitted and finds them; only the tail of the prompt,
-less than a page and at least one token, is computed. If it failed, the request is submitted all the same and computed here, or it fails
-(`--on-handoff-failure`); nothing that arrived of it is ever read (L9).
+chunks are computed (L7). The last one, mostly not full, is closed before the step that completes the prompt is applied, since the request
+ends with that step, and goes with the first token of the answer. On the side that answers: nothing of the request is known to the scheduler
+until the hand-off has ended. If the receipt is complete, the request is submitted with all its pages and its first token, and the second is
+computed in the next step. If it failed, the request is submitted all the same and computed here, or it fails (`--on-handoff-failure`);
+nothing that arrived of it is ever read (L9).
 
 Laws: L1, L8 (pages in transit belong to the session until it says that they are quiet), L9, L11 (every request ends once), L12.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kvseal.core.batch import Batch, TableView
+from kvseal.core.batch import Batch, BatchResult, TableView
 from kvseal.core.clock import Clock
 from kvseal.core.config import NodeConfig
 from kvseal.core.errors import DeadlineExceeded, InvalidRequest, KVTransferFailed
-from kvseal.core.events import EndedEvent, Event
+from kvseal.core.events import EndedEvent, Event, TokensEvent
 from kvseal.core.ids import RequestId, Scope
-from kvseal.core.outcome import Cancelled, Completed, Failed, Refused, Usage
+from kvseal.core.outcome import Cancelled, Failed, Refused, Usage
 from kvseal.core.request import Request
 from kvseal.exec.backend import Backend
 from kvseal.handoff.messages import Abort, AnyMessage, MessageInvalid, Reason, Role, decode, encode
-from kvseal.handoff.node import End, Receiving, Sending
+from kvseal.handoff.node import End, Receiving, Sending, Tail
+from kvseal.handoff.proof import PageFault
 from kvseal.handoff.session import Delivered
 from kvseal.handoff.transport import Transport
 from kvseal.kv.capacity import NeverFits
@@ -50,8 +52,6 @@ class _Outgoing:
     """A request whose prompt is computed here for another node."""
 
     order: p.Prefill
-    pages: int
-    """So many full pages are handed over; the rest of the prompt, at least one token, is computed where it is answered."""
     begun: bool = False
     sent_pages: int = 0
 
@@ -97,8 +97,6 @@ class NodeEngine(Engine):
         self._incoming: dict[RequestId, _Incoming] = {}
         self._request_of: dict[str, RequestId] = {}
         """By hand-off: the incoming request that waits for it."""
-        self._held: dict[RequestId, Grant] = {}
-        """Pins of what has arrived for a request that is not admitted yet."""
         self._happened: list[Event] = []
         self._said: list[AnyMessage] = []
         self._recomputed = 0
@@ -155,22 +153,20 @@ class NodeEngine(Engine):
 
     def step(self) -> list[Event]:
         scheduler = self._elsewhere
-        self._make_way()
         scheduler.held_elsewhere = self._in_transit
         batch = scheduler.schedule()
         if batch.rows:
             self._begin(batch)
             result = self._runner.run(batch, self.kv.ledger_nonces)
+            tails = self._closed_tails(batch, result) if self._outgoing else {}
             events = scheduler.apply(result)
             self._stepped_at_s = self._clock.now_s()
-            ends = {event.request_id: event.outcome for event in events if isinstance(event, EndedEvent)}
             if self._outgoing:
-                self._offer(batch, {name for name, outcome in ends.items() if not isinstance(outcome, Completed)})
+                self._offer(batch, events, tails)
         else:
             events = scheduler.take_events()
         for event in events:
             if isinstance(event, EndedEvent):
-                self._let_go(event.request_id)
                 self._gave_up(event)
         happened, self._happened = self._happened, []
         return happened + events
@@ -223,25 +219,21 @@ class NodeEngine(Engine):
         if refused is not None:
             self._end(request.request_id, refused)
             return
-        pages = (len(request.prompt_tokens) - 1) // self.report.page_tokens
-        if pages:
-            self._outgoing[request.request_id] = _Outgoing(order, pages)
+        self._outgoing[request.request_id] = _Outgoing(order)
 
     def _begin(self, batch: Batch) -> None:
-        """Those that are admitted now say their Intent; requests that hold what has arrived have pinned it themselves."""
+        """Those that are admitted now say their Intent."""
         for row in batch.rows:
             outgoing = self._outgoing.get(row.request_id)
             if outgoing is not None and not outgoing.begun:
                 order, request = outgoing.order, outgoing.order.request
                 outgoing.begun = self._start(
-                    order.handoff, order.receiver, request.scope, request.prompt_tokens, outgoing.pages, order.timeout_s
+                    order.handoff, order.receiver, request.scope, request.prompt_tokens, len(request.prompt_tokens), order.timeout_s
                 )
                 if not outgoing.begun:
                     del self._outgoing[row.request_id]
-            if self._held:
-                self._let_go(row.request_id)
 
-    def _start(self, handoff: str, receiver: str, scope: Scope, tokens: Sequence[int], pages: int, timeout_s: float) -> bool:
+    def _start(self, handoff: str, receiver: str, scope: Scope, tokens: Sequence[int], valid_tokens: int, timeout_s: float) -> bool:
         """Says the Intent. False: the id is somebody else's, who is not disturbed."""
         if self._sending.knows(handoff):
             return False
@@ -250,32 +242,47 @@ class NodeEngine(Engine):
             receiver=receiver,
             scope=scope,
             tokens=tokens,
-            pages=pages,
+            valid_tokens=valid_tokens,
             deadline_s=timeout_s,
             now_s=self._clock.now_s(),
         )
         return True
 
-    def _offer(self, batch: Batch, failed: set[RequestId]) -> None:
-        """Offers the pages that the step has sealed."""
+    def _closed_tails(self, batch: Batch, result: BatchResult) -> dict[RequestId, Tail | PageFault]:
+        """Last pages, not full, of prompts that the step has completed: held from here on, whatever the requests give back."""
+        size, tails = self.report.page_tokens, dict[RequestId, Tail | PageFault]()
+        for row, out in zip(batch.rows, result.rows, strict=True):
+            ordinal, filled = divmod(row.end, size)
+            if row.request_id in self._outgoing and out.token is not None and filled:
+                stamp = row.table.stamps[2 * ordinal : 2 * ordinal + 2]
+                tails[row.request_id] = self._sending.close_tail(row.table.scope, stamp, ordinal, filled)
+        return tails
+
+    def _offer(self, batch: Batch, events: Sequence[Event], tails: Mapping[RequestId, Tail | PageFault]) -> None:
+        """Offers what the step has completed: sealed pages; and of a whole prompt the last page too, with the token that follows."""
+        first = {event.request_id: event.tokens[0] for event in events if isinstance(event, TokensEvent)}
         for row in batch.rows:
-            outgoing = self._outgoing.get(row.request_id)
-            if outgoing is None or row.request_id in failed:
+            outgoing, tail = self._outgoing.get(row.request_id), tails.get(row.request_id)
+            if outgoing is None:
                 continue
-            pages = min(outgoing.pages, row.table.valid_tokens // self.report.page_tokens)
-            if pages > outgoing.sent_pages:
-                self._sealed(outgoing.order.handoff, row.table, outgoing.sent_pages, pages)
+            pages, token = row.table.valid_tokens // self.report.page_tokens, first.get(row.request_id)
+            if isinstance(tail, PageFault):
+                self._sending.cancel(outgoing.order.handoff, Reason.SEAL, self._clock.now_s())
+            elif pages > outgoing.sent_pages or token is not None:
+                self._sealed(outgoing.order.handoff, row.table, outgoing.sent_pages, pages, tail, token)
                 outgoing.sent_pages = pages
-            if pages == outgoing.pages:
+            if token is not None:
                 del self._outgoing[row.request_id]
 
-    def _sealed(self, handoff: str, table: TableView, first: int, end: int) -> None:
+    def _sealed(self, handoff: str, table: TableView, first: int, end: int, tail: Tail | None, next_token: int | None) -> None:
         now_s = self._clock.now_s()
         with reading(self.kv, table.scope, table.stamps[: 2 * end]) as pin:
             if pin is None:  # Private pages went with the request: what they followed was found broken.
                 self._sending.cancel(handoff, Reason.SEAL, now_s)
+                if tail is not None:
+                    tail.ticket.release()
             else:
-                self._sending.sealed(handoff, pin, table.stamps[2 * first : 2 * end], now_s)
+                self._sending.sealed(handoff, pin, table.stamps[2 * first : 2 * end], now_s, tail=tail, next_token=next_token)
 
     def _gave_up(self, event: EndedEvent) -> None:
         """A request that ended before its whole prompt was computed hands nothing over."""
@@ -321,8 +328,10 @@ class NodeEngine(Engine):
         elif not isinstance(end.outcome, Delivered) or end.grant is None:
             self._failed(request_id)
         else:
-            self._held[request_id] = end.grant
-            self._submit(request_id)
+            token = end.outcome.next_token
+            if token is not None and token >= self.report.vocab_size:
+                token = None
+            self._submit(request_id, end.grant, () if token is None else (token,))
 
     def _failed(self, request_id: RequestId) -> None:
         if self._node.on_failure == "fail":
@@ -333,14 +342,14 @@ class NodeEngine(Engine):
             self._recomputed += 1
             self._submit(request_id)
 
-    def _submit(self, request_id: RequestId) -> None:
+    def _submit(self, request_id: RequestId, grant: Grant | None = None, answer: tuple[int, ...] = ()) -> None:
+        """`grant`: with what has arrived, and what is known of its answer."""
         incoming = self._forget(request_id)
         request = incoming.order.request
         if incoming.ends_at_s is not None:
             request = replace(request, deadline_s=max(0.0, incoming.ends_at_s - self._clock.now_s()))
-        refused = self._elsewhere.submit(request)
+        refused = self._elsewhere.submit(request) if grant is None else self._elsewhere.arrived(request, grant, answer)
         if refused is not None:
-            self._let_go(request_id)
             self._end(request_id, refused)
 
     def _forget(self, request_id: RequestId) -> _Incoming:
@@ -352,20 +361,6 @@ class NodeEngine(Engine):
     def _end(self, request_id: RequestId, outcome: Cancelled | Failed | Refused) -> None:
         self._happened.append(EndedEvent(request_id, outcome))
 
-    # --- pages held for those who wait ---
-
-    def _let_go(self, request_id: RequestId) -> None:
-        grant = self._held.pop(request_id, None)
-        if grant is not None:
-            self.kv.drop(grant)
-
-    def _make_way(self) -> None:
-        """Those that run need a page each to go on, and the first in line needs all when nobody runs: pins of those who wait give way.
-        What they held stays cached, first to be found and last to be evicted."""
-        scheduler = self._elsewhere
-        while self._held and (not scheduler.running or self.kv.available_pages <= scheduler.running):
-            self._let_go(next(reversed(self._held)))
-
     # --- copies without a request ---
 
     def _give(self, order: p.Give) -> None:
@@ -376,7 +371,8 @@ class NodeEngine(Engine):
             names = (order.handoff, self.incarnation, order.receiver)
             self._said.append(Abort(*names, Role.SENDER, 0, Reason.CANCELLED, f"{pages} pages of it are cached here"))
             return
-        begun = self._start(order.handoff, order.receiver, order.scope, order.tokens, pages, order.timeout_s)
+        valid_tokens = pages * self.report.page_tokens
+        begun = self._start(order.handoff, order.receiver, order.scope, order.tokens, valid_tokens, order.timeout_s)
         with reading(self.kv, order.scope, stamps) as pin:
             if pin is not None and begun:
                 self._sending.sealed(order.handoff, pin, stamps, self._clock.now_s())

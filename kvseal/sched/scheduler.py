@@ -23,6 +23,7 @@ step in flight touches is ticketed before it is dropped), L11, L12 (a broken sea
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Sequence as Several
 from operator import attrgetter, itemgetter
 
 from kvseal.core.batch import Batch, BatchResult, Row, RowResult
@@ -112,8 +113,9 @@ class Scheduler:
 
     # --- requests come and go ---
 
-    def submit(self, request: Request) -> Refused | None:
-        """None: it waits in line. `Refused`: nothing was reserved (L1). Raises `LawBroken` (L11) for an id that is open."""
+    def submit(self, request: Request, answer: Several[int] = ()) -> Refused | None:
+        """None: it waits in line, behind it what is known of its `answer`. `Refused`: nothing was reserved (L1). Raises `LawBroken` (L11)
+        for an id that is open."""
         if request.request_id in self._open:
             raise LawBroken(Law.L11, f"request {request.request_id} is submitted twice")
         verdict = self._kv.capacity.verdict(
@@ -125,7 +127,7 @@ class Scheduler:
         if len(self._line) >= self._max_queued + max(0, self._max_running - len(self._running)):
             return self.refuse(self._pace.overloaded(len(self._line), self._max_queued))
         self._arrivals += 1
-        sequence = Sequence(request, self._arrivals, policy.order_key(self._arrivals, request.priority))
+        sequence = Sequence(request, self._arrivals, policy.order_key(self._arrivals, request.priority), answer)
         self._open[request.request_id] = sequence
         self._line.push(sequence)
         if self._line.first() is sequence:

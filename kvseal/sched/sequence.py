@@ -5,20 +5,22 @@ the transitions drawn here exist, and `Ended` is absorbing; anything else is `La
 
 ::
 
-    Waiting --admit--> Prefilling --decode--> Decoding
-       ^  |               | ^  |                 |
-       |  |--receive--> Receiving                |        (a hand-off from another node fills the pages)
-       |  |               | |  |                 |
-       |--+----preempt----+----+-----------------|
-          v                 v                    v
-          +---------------> Ended <--------------+
+    Waiting --------admit-------> Prefilling --decode--> Decoding
+       ^ |                          ^  |                    |
+       | |--receive--> Received --admit|                    |
+       | |                |            |                    |
+       |-+----preempt-----+------------+--------------------|
+         v                v            v                    v
+         +--------------> Ended <------+--------------------+
+
+While another node's pages are on their way there is no sequence here: they belong to the hand-off until its receipt (L9).
 """
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence as Several
 from dataclasses import dataclass
-from typing import TypeVar
 
 from kvseal.core.batch import TokenLogprobs
 from kvseal.core.errors import LawBroken
@@ -36,8 +38,8 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Receiving:
-    """Its pages are being written by another node; it computes nothing."""
+class Received:
+    """It waits, with pages that came from another node and have been proven."""
 
     grant: Grant
 
@@ -61,9 +63,8 @@ class Ended:
     outcome: Outcome
 
 
-State = Waiting | Receiving | Prefilling | Decoding | Ended
-Holding = Receiving | Prefilling | Decoding
-_Held = TypeVar("_Held", Receiving, Prefilling, Decoding)
+State = Waiting | Received | Prefilling | Decoding | Ended
+Holding = Received | Prefilling | Decoding
 
 WAITING = Waiting()
 
@@ -95,7 +96,8 @@ class Sequence:
         "tokens",
     )
 
-    def __init__(self, request: Request, arrival: int, key: tuple[int, int]) -> None:
+    def __init__(self, request: Request, arrival: int, key: tuple[int, int], answer: Several[int] = ()) -> None:
+        """`answer`: tokens of its output that are known already."""
         self.request = request
         self.request_id = request.request_id
         self.sampling = request.sampling
@@ -110,6 +112,9 @@ class Sequence:
         self.tokens = array("I", self.packed.data)
         """Prompt and output, typecode 'I', so that nobody below needs to convert them."""
         self.prompt_tokens = len(self.tokens)
+        if answer:
+            self.tokens.extend(answer)
+            self.packed = None
         self.last_tokens = self.prompt_tokens + request.max_output_tokens
         """So many tokens are its end, whatever they are."""
         self.computed_tokens = 0
@@ -154,21 +159,23 @@ class Sequence:
     # --- transitions ---
 
     def admit(self, grant: Grant) -> None:
-        self._require(Waiting)
+        """With new pages, or with those that it has waited with."""
+        state = self.state
+        if not isinstance(state, Waiting) and not (isinstance(state, Received) and state.grant is grant):
+            raise self._undrawn("admit")
         self._hold(Prefilling(grant))
 
     def receive(self, grant: Grant) -> None:
-        self._require(Waiting)
-        self._hold(Receiving(grant))
-
-    def received(self) -> None:
-        """The receipt is complete and committed (L9): what is left is computed here."""
-        grant = self._held(Receiving).grant
-        self.computed_tokens = grant.table.valid_tokens
-        self.state = Prefilling(grant)
+        """The receipt is complete and committed (L9): so many tokens are valid."""
+        if not isinstance(self.state, Waiting):
+            raise self._undrawn("receive")
+        self._hold(Received(grant))
 
     def decode(self) -> None:
-        self.state = Decoding(self._held(Prefilling).grant)
+        state = self.state
+        if not isinstance(state, Prefilling):
+            raise self._undrawn("decode")
+        self.state = Decoding(state.grant)
 
     def preempt(self) -> Grant:
         """Back to the waiting line. The caller gives the grant up."""
@@ -193,12 +200,5 @@ class Sequence:
         self.computed_tokens = state.grant.table.valid_tokens
         self.room_tokens = state.grant.room_tokens
 
-    def _require(self, kind: type[State]) -> None:
-        if not isinstance(self.state, kind):
-            raise LawBroken(Law.L11, f"request {self.request_id} cannot leave {kind.__name__}: it is {type(self.state).__name__}")
-
-    def _held(self, kind: type[_Held]) -> _Held:
-        state = self.state
-        if not isinstance(state, kind):
-            raise LawBroken(Law.L11, f"request {self.request_id} cannot leave {kind.__name__}: it is {type(state).__name__}")
-        return state
+    def _undrawn(self, move: str) -> LawBroken:
+        return LawBroken(Law.L11, f"request {self.request_id} cannot {move}: it is {type(self.state).__name__}")

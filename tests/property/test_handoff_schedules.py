@@ -128,7 +128,7 @@ class Schedule:
         if isinstance(end.outcome, Delivered):
             self.delivered += 1
             assert end.grant is not None and self.rig.receiver.holds(end.grant, one.tokens), "delivered, and not what was computed"
-            assert end.grant.table.valid_tokens == one.pages * self.rig.sender.geometry.page_tokens
+            assert end.grant.table.valid_tokens == len(one.tokens)
             self.rig.receiver.kv.drop(end.grant)
         else:
             assert end.grant is None

@@ -26,8 +26,8 @@ from kvseal.node import peer_messages as p
 from .rigging import prompt
 
 OURS = prompt(2, 45)
-"""Five full pages of eight tokens are handed over; the tail is computed where it is answered."""
-PAGES = 5
+"""Five full pages of eight tokens are handed over, and a sixth with five."""
+PAGES = 6
 OUTPUT_TOKENS = 6
 
 

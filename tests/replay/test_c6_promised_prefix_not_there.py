@@ -44,4 +44,4 @@ def test_what_was_promised_stays_until_the_end() -> None:
     transport.frozen = False
     pair.run()
     well(pair, heard)
-    assert pair.decode.stats().handoff["pages"] - moved == 2
+    assert pair.decode.stats().handoff["pages"] - moved == 3

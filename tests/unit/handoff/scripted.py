@@ -17,9 +17,11 @@ SENDER, RECEIVER = "sender-0001", "receiver-01"
 FOLDS = [bytes([ordinal]) * 16 for ordinal in range(1, 4)]
 SOURCE = [10, 1010, 11, 1011, 12, 1012]
 """The sender's stamps of ordinals 0, 1, 2."""
+NEXT_TOKEN = 77
+"""What the sender has sampled after the last token."""
 PRESENT = 1
 DESTINATION = [21, 2021, 22, 2022]
-"""The receiver's stamps of ordinals 1 and 2; ordinal 0 is there already."""
+"""The receiver's stamps of ordinals 1 and 2; ordinal 0 is there already. Of ordinal 2 three slots of four are written."""
 
 
 def terms(**changed: object) -> Terms:
@@ -31,17 +33,17 @@ def terms(**changed: object) -> Terms:
         "format": 77,
         "page_tokens": 4,
         "page_bytes": 128,
-        "prompt_tokens": 14,
-        "pages": 3,
-        "tokens_digest": m.tokens_digest(KEY, range(14)),
+        "prompt_tokens": 11,
+        "valid_tokens": 11,
+        "tokens_digest": m.tokens_digest(KEY, range(11)),
         "deadline_s": 10.0,
         "transport": "shm",
     }
     return Terms(**{**fields, **changed})  # type: ignore[arg-type]
 
 
-def send_session() -> SendSession:
-    return SendSession(terms(), key=KEY, endpoint=b"there", patience=PATIENCE, now_s=0.0)
+def send_session(**changed: object) -> SendSession:
+    return SendSession(terms(**changed), key=KEY, endpoint=b"there", patience=PATIENCE, now_s=0.0)
 
 
 def receive_session(**changed: object) -> ReceiveSession:
@@ -59,8 +61,8 @@ def kinds(actions: Actions) -> list[type[Action]]:
 class Pair:
     """Both ends, talking directly, with the pool's and the transport's answers given by hand."""
 
-    def __init__(self) -> None:
-        self.sender, self.receiver = send_session(), receive_session()
+    def __init__(self, **changed: object) -> None:
+        self.sender, self.receiver = send_session(**changed), receive_session(**changed)
         self.to_receiver: list[m.AnyMessage] = []
         self.to_sender: list[m.AnyMessage] = []
 
@@ -79,13 +81,14 @@ class Pair:
         self.from_receiver(self.receiver.receive(self.to_receiver.pop(0), 0.0))
 
     def lease(self) -> None:
-        self.from_receiver(self.receiver.leased(FOLDS[:PRESENT], DESTINATION, 0.0))
+        self.from_receiver(self.receiver.leased(FOLDS[:PRESENT], DESTINATION[: 2 * (self.receiver.pages - PRESENT)], 0.0))
 
     def grant(self) -> None:
         self.from_sender(self.sender.receive(self.to_sender.pop(0), 0.0))
 
     def seal(self, first: int, last: int) -> None:
-        self.from_sender(self.sender.sealed(SOURCE[2 * first : 2 * last], FOLDS[first:last], 0.0))
+        follows = NEXT_TOKEN if last == len(FOLDS) else None
+        self.from_sender(self.sender.sealed(SOURCE[2 * first : 2 * last], FOLDS[first:last], 0.0, follows))
 
     def deliver(self) -> None:
         """Everything that is on its way, both ways."""

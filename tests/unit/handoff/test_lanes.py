@@ -18,7 +18,7 @@ from kvseal.kv.geometry import KVGeometry
 
 GEOMETRY = KVGeometry(layers=1, kv_heads=1, head_dim=8, page_tokens=4)
 SOURCE = Source("sender-0001", b"there")
-MOVES = [Move(ordinal, ordinal, 7, ordinal, bytes(16)) for ordinal in range(4)]
+MOVES = [Move(ordinal, ordinal, 7, ordinal, bytes(16), 16) for ordinal in range(4)]
 
 
 class Stubborn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import msgspec
 import pytest
@@ -26,7 +27,8 @@ def intent(**changed: object) -> m.Intent:
         "page_tokens": 16,
         "page_bytes": 64,
         "prompt_tokens": 40,
-        "pages": 2,
+        "pages": 3,
+        "valid_tokens": 40,
         "tokens_digest": DIGEST,
         "deadline_s": 5.0,
         "transport": "shm",
@@ -40,7 +42,7 @@ EVERY: list[m.AnyMessage] = [
     m.Grant(*NAMES, m.Role.RECEIVER, 0, 1, m.packed_stamps([3, 2**64 - 1])),
     m.PagesReady(*NAMES, m.Role.SENDER, 1, 1, m.packed_stamps([7, 8]), DIGEST),
     m.Taken(*NAMES, m.Role.RECEIVER, 1, 2),
-    m.Manifest(*NAMES, m.Role.SENDER, 2, 2, 40, DIGEST, DIGEST, m.packed_stamps([7, 8]), 2 * DIGEST, DIGEST),
+    m.Manifest(*NAMES, m.Role.SENDER, 2, 2, 40, DIGEST, DIGEST, m.packed_stamps([7, 8]), 2 * DIGEST, 2**32 - 1, DIGEST),
     m.Receipt(*NAMES, m.Role.RECEIVER, 2, 2, DIGEST),
     m.Alive(*NAMES, m.Role.SENDER, 3),
     m.Abort(*NAMES, m.Role.RECEIVER, 3, m.Reason.SEAL, "ordinal 1"),
@@ -88,6 +90,8 @@ def test_another_version_is_named() -> None:
         {"page_tokens": 257},
         {"pages": 0},
         {"pages": m.MAX_PAGES + 1},
+        {"valid_tokens": 0},
+        {"valid_tokens": 256 * m.MAX_PAGES + 1},
         {"prompt_tokens": 0},
         {"deadline_s": 0.0},
         {"deadline_s": float("nan")},
@@ -105,9 +109,9 @@ def test_values_out_of_bounds_are_refused(changed: dict[str, object]) -> None:
 
 def test_the_largest_honest_manifest_passes_and_more_does_not() -> None:
     stamps, folds = bytes(16 * m.MAX_PAGES), bytes(16 * m.MAX_PAGES)
-    manifest = m.Manifest(*NAMES, m.Role.SENDER, 2, m.MAX_PAGES, 40, DIGEST, DIGEST, stamps, folds, DIGEST)
+    manifest = m.Manifest(*NAMES, m.Role.SENDER, 2, m.MAX_PAGES, 40, DIGEST, DIGEST, stamps, folds, None, DIGEST)
     assert m.decode(m.encode(manifest)) == manifest
-    larger = m.Manifest(*NAMES, m.Role.SENDER, 2, m.MAX_PAGES, 40, DIGEST, DIGEST, stamps + bytes(16), folds, DIGEST)
+    larger = m.Manifest(*NAMES, m.Role.SENDER, 2, m.MAX_PAGES, 40, DIGEST, DIGEST, stamps + bytes(16), folds, None, DIGEST)
     with pytest.raises(m.MessageInvalid):
         m.decode(m.encode(larger))
     with pytest.raises(m.MessageInvalid, match="larger"):
@@ -150,7 +154,7 @@ def test_the_digests_depend_on_everything_they_cover() -> None:
     assert m.tokens_digest(KEY, [1, 2, 3]) != m.tokens_digest(KEY, [1, 2, 4])
     other = msgspec.structs.replace(grant, present_pages=0)
     assert len({m.grant_digest(KEY, grant), m.grant_digest(KEY, other), m.grant_digest(b"o" * 16, grant)}) == 3
-    parts = {"grant": DIGEST, "stamps": bytes(16), "folds": bytes(32)}
+    parts: dict[str, Any] = {"grant": DIGEST, "stamps": bytes(16), "folds": bytes(32), "next_token": 0}
     first = m.whole_digest(KEY, intent(), **parts)
     again = m.whole_digest(KEY, intent(number=5, deadline_s=1.0), **parts)
     assert first == again, "what says nothing about the pages is not part of it"
@@ -159,9 +163,11 @@ def test_the_digests_depend_on_everything_they_cover() -> None:
         {"format": 1},
         {"prompt_tokens": 41},
         {"pages": 1},
+        {"valid_tokens": 39},
         {"sender": "sender-0002"},
         {"page_tokens": 8},
     ]
     wholes = [m.whole_digest(KEY, intent(**change), **parts) for change in changed]
-    wholes += [m.whole_digest(KEY, intent(), **{**parts, name: bytes(48)}) for name in parts]
+    wholes += [m.whole_digest(KEY, intent(), **{**parts, name: 5 if name == "next_token" else bytes(48)}) for name in parts]
+    wholes.append(m.whole_digest(KEY, intent(), **{**parts, "next_token": None}))
     assert len({first, *wholes}) == len(wholes) + 1

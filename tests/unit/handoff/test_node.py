@@ -16,7 +16,8 @@ from kvseal.lab.local_transport import LocalTransport, LocalWorld
 from kvseal.lab.pages import compute
 
 TOKENS = list(range(100, 123))
-"""23 tokens of 4-token pages: 5 pages are handed over, 3 tokens are not."""
+"""23 tokens of 4-token pages: 5 pages are full, the last one holds 3 tokens."""
+NEXT_TOKEN = 4711
 PATIENCE = Patience(silence_s=2.0, fence_s=1.0)
 
 
@@ -65,12 +66,13 @@ def all_pages_back(pair: Rig) -> None:
 
 def test_a_hand_off_chunk_by_chunk(pair: Rig) -> None:
     one = pair.begin("handoff-1", TOKENS, 0.0)
+    one.next_token = NEXT_TOKEN
     run(pair, one)
     end = pair.ends["receiver"]["handoff-1"]
     assert isinstance(end.outcome, Delivered) and end.outcome == outcome(pair, "sender")
-    assert (end.outcome.pages, end.outcome.sent_pages) == (5, 5)
+    assert (end.outcome.pages, end.outcome.sent_pages, end.outcome.next_token) == (6, 6, NEXT_TOKEN)
     grant = end.grant
-    assert grant is not None and grant.table.valid_tokens == 20 and list(grant.tokens) == TOKENS[:20]
+    assert grant is not None and grant.table.valid_tokens == grant.cached_tokens == 23 and list(grant.tokens) == TOKENS
     assert pair.receiver.holds(grant, TOKENS)
     pair.receiver.check()
     pair.receiver.kv.drop(grant)
@@ -78,7 +80,7 @@ def test_a_hand_off_chunk_by_chunk(pair: Rig) -> None:
     pair.sender.kv.drop(one.grant)
     all_pages_back(pair)
     counted = pair.receiver.receiving.counters
-    assert (counted.delivered, counted.pages, counted.bytes) == (1, 5, 5 * GEOMETRY.page_bytes)
+    assert (counted.delivered, counted.pages, counted.bytes) == (1, 6, 6 * GEOMETRY.page_bytes)
 
 
 def test_what_the_receiver_has_is_not_sent_again(pair: Rig) -> None:
@@ -88,17 +90,20 @@ def test_what_the_receiver_has_is_not_sent_again(pair: Rig) -> None:
     run(pair, pair.begin("handoff-1", TOKENS, 0.0))
     end = pair.ends["receiver"]["handoff-1"]
     assert end.outcome == outcome(pair, "sender")
-    assert isinstance(end.outcome, Delivered) and (end.outcome.pages, end.outcome.sent_pages) == (5, 2)
+    assert isinstance(end.outcome, Delivered) and (end.outcome.pages, end.outcome.sent_pages) == (6, 3)
     assert end.grant is not None and pair.receiver.holds(end.grant, TOKENS)
 
 
-def test_everything_there_already_is_proven_without_a_page(pair: Rig) -> None:
+@pytest.mark.parametrize(("tokens", "pages", "sent"), [(20, 5, 0), (23, 6, 1)])
+def test_of_what_is_there_already_only_a_last_page_that_is_not_full_is_sent(pair: Rig, tokens: int, pages: int, sent: int) -> None:
     own = pair.receiver.admit("earlier", TOKENS)
     compute(pair.receiver.kv, pair.receiver.memory, own, TOKENS, 20)
     pair.receiver.kv.drop(own)
-    run(pair, pair.begin("handoff-1", TOKENS, 0.0))
+    run(pair, pair.begin("handoff-1", TOKENS[:tokens], 0.0))
     end = pair.ends["receiver"]["handoff-1"]
-    assert isinstance(end.outcome, Delivered) and (end.outcome.pages, end.outcome.sent_pages) == (5, 0)
+    assert isinstance(end.outcome, Delivered) and (end.outcome.pages, end.outcome.sent_pages) == (pages, sent)
+    assert end.grant is not None and end.grant.table.valid_tokens == tokens and pair.receiver.holds(end.grant, TOKENS)
+    pair.receiver.check()
 
 
 def test_a_page_that_is_here_with_another_digest_fails_it(pair: Rig) -> None:
@@ -165,13 +170,13 @@ def test_cancelled_at_any_moment_at_either_end_everything_comes_back(side: str, 
 def test_an_aborted_transfer_drains_and_is_free_after_the_fence_alone() -> None:
     pair = rig(sticky=True)
     one = pair.begin("handoff-1", TOKENS, 0.0)
-    pair.compute(one, 5, 0.0)
+    pair.compute(one, 6, 0.0)
     pair.pump(0.0)
     pair.receiver.receiving.cancel("handoff-1", m.Reason.CANCELLED, 0.1)
     usage = pair.receiver.kv.usage()
-    assert usage.draining == 5 and not pair.idle
+    assert usage.draining == 6 and not pair.idle
     pair.receiver.turn(0.5)
-    assert pair.receiver.kv.usage().draining == 5, "nothing proves that it is quiet"
+    assert pair.receiver.kv.usage().draining == 6, "nothing proves that it is quiet"
     local(pair.receiver).late("handoff-1")
     pair.receiver.turn(0.6)
     assert pair.receiver.kv.usage().free == 64
@@ -181,24 +186,24 @@ def test_an_aborted_transfer_drains_and_is_free_after_the_fence_alone() -> None:
 def test_without_proof_in_time_the_pages_are_quarantined_and_come_back_on_proof() -> None:
     pair = rig(sticky=True)
     one = pair.begin("handoff-1", TOKENS, 0.0)
-    pair.compute(one, 5, 0.0)
+    pair.compute(one, 6, 0.0)
     pair.pump(0.0)
     pair.receiver.receiving.cancel("handoff-1", m.Reason.CANCELLED, 0.1)
     pair.receiver.turn(1.2)
     counted = pair.receiver.receiving.counters
-    assert pair.receiver.kv.usage().quarantined == counted.quarantined_pages == 5
+    assert pair.receiver.kv.usage().quarantined == counted.quarantined_pages == 6
     pair.receiver.check()
     local(pair.receiver).late("handoff-1")
-    assert pair.receiver.kv.usage().quarantined == 5, "a late write lands in a page that nobody owns"
+    assert pair.receiver.kv.usage().quarantined == 6, "a late write lands in a page that nobody owns"
     pair.receiver.turn(1.3)
-    assert (counted.quarantined_pages, counted.readmitted_pages) == (0, 5)
+    assert (counted.quarantined_pages, counted.readmitted_pages) == (0, 6)
     assert pair.receiver.kv.usage().free == 64
 
 
 def test_a_full_quarantine_tears_the_transport_down() -> None:
     pair = rig(sticky=True, cap=4)
     one = pair.begin("handoff-1", TOKENS, 0.0)
-    pair.compute(one, 5, 0.0)
+    pair.compute(one, 6, 0.0)
     pair.pump(0.0)
     pair.receiver.receiving.cancel("handoff-1", m.Reason.CANCELLED, 0.1)
     pair.receiver.turn(1.2)
@@ -210,7 +215,7 @@ def test_a_full_quarantine_that_cannot_be_emptied_takes_no_more(monkeypatch: pyt
     pair = rig(sticky=True, cap=4)
     monkeypatch.setattr(local(pair.receiver), "reset", lambda: False)
     one = pair.begin("handoff-1", TOKENS, 0.0)
-    pair.compute(one, 5, 0.0)
+    pair.compute(one, 6, 0.0)
     pair.pump(0.0)
     pair.receiver.receiving.cancel("handoff-1", m.Reason.CANCELLED, 0.1)
     pair.receiver.turn(1.2)
@@ -218,7 +223,7 @@ def test_a_full_quarantine_that_cannot_be_emptied_takes_no_more(monkeypatch: pyt
     pair.pump(1.3)
     found = outcome(pair, "receiver", "handoff-2")
     assert isinstance(found, Failure) and found.reason is m.Reason.QUARANTINE_FULL
-    assert pair.receiver.kv.usage().quarantined == 5
+    assert pair.receiver.kv.usage().quarantined == 6
 
 
 def test_everything_landed_and_not_quiet_is_not_committed() -> None:
@@ -259,7 +264,7 @@ def test_a_seal_changed_after_it_landed_is_always_found(pair: Rig) -> None:
 
 def test_a_page_reused_by_the_sender_is_refused(pair: Rig) -> None:
     one = pair.begin("handoff-1", TOKENS, 0.0)
-    pair.compute(one, 5, 0.0)
+    pair.compute(one, 6, 0.0)
     page = one.grant.table.stamps[2 * 3]
     pair.sender.memory[page, 8:16] = 9
     pair.pump(0.0)
@@ -270,7 +275,7 @@ def test_a_page_reused_by_the_sender_is_refused(pair: Rig) -> None:
 
 def test_a_source_that_is_not_there_fails_the_transfer(pair: Rig) -> None:
     one = pair.begin("handoff-1", TOKENS, 0.0)
-    pair.compute(one, 5, 0.0)
+    pair.compute(one, 6, 0.0)
     pair.sender.turn(0.0)
     for message in pair.sender.outbox():
         pair.receiver.take(m.encode(message), 0.0)
@@ -305,16 +310,18 @@ def test_a_peer_that_is_no_more_fails_its_hand_offs_alone(pair: Rig, who: str) -
 def test_an_intent_may_come_before_its_request(pair: Rig) -> None:
     grant = pair.sender.admit("prefill", TOKENS)
     receiver = pair.receiver
-    pair.sender.sending.begin("handoff-1", receiver=receiver.incarnation, scope=SCOPE, tokens=TOKENS, pages=5, deadline_s=30.0, now_s=0.0)
+    pair.sender.sending.begin(
+        "handoff-1", receiver=receiver.incarnation, scope=SCOPE, tokens=TOKENS, valid_tokens=23, deadline_s=30.0, now_s=0.0
+    )
     pair.pump(0.0)
     receiver.receiving.expect("handoff-1", sender=pair.sender.incarnation, scope=SCOPE, tokens=TOKENS, deadline_s=30.0, now_s=0.5)
-    run(pair, HandOff("handoff-1", TOKENS, 5, grant), start_s=0.5)
+    run(pair, HandOff("handoff-1", TOKENS, 6, grant), start_s=0.5)
     assert isinstance(outcome(pair, "receiver"), Delivered)
 
 
 def test_an_intent_that_nobody_waits_for_is_turned_away_in_time(pair: Rig) -> None:
     pair.sender.sending.begin(
-        "handoff-1", receiver=pair.receiver.incarnation, scope=SCOPE, tokens=TOKENS, pages=5, deadline_s=30.0, now_s=0.0
+        "handoff-1", receiver=pair.receiver.incarnation, scope=SCOPE, tokens=TOKENS, valid_tokens=23, deadline_s=30.0, now_s=0.0
     )
     pair.pump(0.0)
     pair.pump(0.9)
@@ -325,7 +332,9 @@ def test_an_intent_that_nobody_waits_for_is_turned_away_in_time(pair: Rig) -> No
 
 
 def intent_of(pair: Rig, name: str) -> m.Intent:
-    pair.sender.sending.begin(name, receiver=pair.receiver.incarnation, scope=SCOPE, tokens=TOKENS, pages=5, deadline_s=30.0, now_s=0.0)
+    pair.sender.sending.begin(
+        name, receiver=pair.receiver.incarnation, scope=SCOPE, tokens=TOKENS, valid_tokens=23, deadline_s=30.0, now_s=0.0
+    )
     (intent,) = pair.sender.sending.outbox()
     assert isinstance(intent, m.Intent)
     return intent
@@ -391,11 +400,11 @@ def _landed(name: str):  # type: ignore[no-untyped-def]
 def test_our_own_mistakes_are_said_aloud(pair: Rig) -> None:
     one = pair.begin("handoff-1", TOKENS, 0.0)
     where = {"receiver": pair.receiver.incarnation, "scope": SCOPE, "tokens": TOKENS, "deadline_s": 1.0, "now_s": 0.0}
-    for pages in (0, 6):
+    for valid_tokens in (0, 24):
         with pytest.raises(LawBroken):
-            pair.sender.sending.begin("handoff-2", pages=pages, **where)  # type: ignore[arg-type]
+            pair.sender.sending.begin("handoff-2", valid_tokens=valid_tokens, **where)  # type: ignore[arg-type]
     with pytest.raises(LawBroken):
-        pair.sender.sending.begin("handoff-1", pages=5, **where)  # type: ignore[arg-type]
+        pair.sender.sending.begin("handoff-1", valid_tokens=23, **where)  # type: ignore[arg-type]
     pin = pair.sender.kv.pool.pin(one.grant.table.stamps[:0], SCOPE)
     pin.release()
     with pytest.raises(LawBroken):

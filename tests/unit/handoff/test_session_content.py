@@ -35,7 +35,9 @@ def test_messages_of_others_are_no_events() -> None:
         ({"page_tokens": 8}, m.Reason.FORMAT),
         ({"page_bytes": 192}, m.Reason.FORMAT),
         ({"scope": bytes(15) + b"x"}, m.Reason.SCOPE),
-        ({"prompt_tokens": 15}, m.Reason.TOKENS),
+        ({"prompt_tokens": 12}, m.Reason.TOKENS),
+        ({"valid_tokens": 10}, m.Reason.TOKENS),
+        ({"valid_tokens": 12}, m.Reason.TOKENS),
         ({"tokens_digest": bytes(16)}, m.Reason.TOKENS),
         ({"pages": 2}, m.Reason.TOKENS),
         ({"transport": "tcp"}, m.Reason.TRANSPORT),
@@ -50,13 +52,18 @@ def test_an_intent_that_is_not_the_request_is_refused(changed: dict[str, Any], r
     assert isinstance(abort, m.Abort) and abort.reason is reason
 
 
-def test_a_receiver_that_knows_no_number_of_pages_takes_that_of_the_intent_within_its_tokens() -> None:
-    session = s.receive_session(pages=None)
-    session.receive(MESSAGES["Intent"], 0.0)
-    assert session.state is ReceiveState.ASKED and session.pages == 3
-    session = s.receive_session(pages=None)
-    session.receive(msgspec.structs.replace(MESSAGES["Intent"], pages=4), 0.0)
-    assert session.state is ReceiveState.FAILED, "14 tokens have three full pages of 4"
+@pytest.mark.parametrize(("valid_tokens", "pages"), [(11, 3), (8, 2), (9, 3), (1, 1)])
+def test_a_receiver_that_knows_no_number_of_tokens_takes_that_of_the_intent(valid_tokens: int, pages: int) -> None:
+    session = s.receive_session(valid_tokens=None)
+    session.receive(msgspec.structs.replace(MESSAGES["Intent"], valid_tokens=valid_tokens, pages=pages), 0.0)
+    assert session.state is ReceiveState.ASKED and (session.pages, session.valid_tokens) == (pages, valid_tokens)
+
+
+@pytest.mark.parametrize(("valid_tokens", "pages"), [(12, 3), (13, 4), (11, 2), (11, 4), (8, 3)])
+def test_more_than_the_tokens_or_in_other_pages_than_they_need_is_refused(valid_tokens: int, pages: int) -> None:
+    session = s.receive_session(valid_tokens=None)
+    session.receive(msgspec.structs.replace(MESSAGES["Intent"], valid_tokens=valid_tokens, pages=pages), 0.0)
+    assert isinstance(session.outcome, Failure) and session.outcome.reason is m.Reason.TOKENS
 
 
 @pytest.mark.parametrize(
@@ -102,7 +109,7 @@ def test_announced_pages_come_in_order_each_once(changed: dict[str, Any]) -> Non
 def test_announced_pages_become_moves_into_the_granted_ones() -> None:
     session = s.receiver_in(ReceiveState.GRANTED)
     (fetch,) = session.receive(s.numbered(MESSAGES["PagesReady"], session._heard), 0.0)
-    assert fetch == Fetch((Move(2, 12, 1012, 22, s.FOLDS[2]),))
+    assert fetch == Fetch((Move(2, 12, 1012, 22, s.FOLDS[2], 3),))
     assert list(session.granted_nonces) == [2021, 2022]
 
 
@@ -110,7 +117,9 @@ def test_announced_pages_become_moves_into_the_granted_ones() -> None:
     ("changed", "reason"),
     [
         ({"pages": 2}, m.Reason.MANIFEST),
-        ({"prompt_tokens": 13}, m.Reason.MANIFEST),
+        ({"prompt_tokens": 10}, m.Reason.MANIFEST),
+        ({"next_token": None}, m.Reason.MANIFEST),
+        ({"next_token": s.NEXT_TOKEN + 1}, m.Reason.MANIFEST),
         ({"tokens_digest": bytes(16)}, m.Reason.MANIFEST),
         ({"grant": bytes(16)}, m.Reason.MANIFEST),
         ({"stamps": m.packed_stamps([11, 1011])}, m.Reason.MANIFEST),
@@ -127,6 +136,16 @@ def test_a_manifest_that_differs_in_anything_is_refused(changed: dict[str, Any],
     session.receive(s.numbered(MESSAGES["PagesReady"], session._heard), 0.0)
     session.receive(msgspec.structs.replace(s.numbered(MESSAGES["Manifest"], session._heard), **changed), 0.0)
     assert isinstance(session.outcome, Failure) and session.outcome.reason is reason
+
+
+def test_a_token_that_follows_tokens_which_were_not_handed_over_is_refused() -> None:
+    """Even when everything else agrees: what it was sampled from is not here."""
+    pair = s.Pair(valid_tokens=8)
+    for step in s.STEPS[:4]:
+        step(pair)
+    pair.from_sender(pair.sender.sealed(s.SOURCE[:4], s.FOLDS[:2], 0.0, s.NEXT_TOKEN))
+    pair.deliver()
+    assert isinstance(pair.receiver.outcome, Failure) and pair.receiver.outcome.reason is m.Reason.MANIFEST
 
 
 def test_a_manifest_before_all_pages_were_announced_is_refused() -> None:

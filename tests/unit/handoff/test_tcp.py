@@ -37,7 +37,7 @@ def filled(pages: int = PAGES, geometry: KVGeometry = GEOMETRY) -> tuple[NativeA
     content = payload(geometry, b"content")
     digests = digests_of(geometry, content)
     folds = [write_digested(arena.memory, geometry, page, digests, 100 + page, SCOPE, page, content) for page in range(pages)]
-    return arena, [Move(page, page, 100 + page, page, folds[page]) for page in range(pages)]
+    return arena, [Move(page, page, 100 + page, page, folds[page], GEOMETRY.page_tokens) for page in range(pages)]
 
 
 def stamps_of(moves: list[Move]) -> list[int]:

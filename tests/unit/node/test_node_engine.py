@@ -32,7 +32,8 @@ def test_the_same_tokens_whatever_the_length(tokens: int, chunk_tokens: int) -> 
     heard = answered(pair, "request-1", prompt(1, tokens))
     assert isinstance(heard.outcome, Completed) and heard.tokens == truth(prompt(1, tokens), 6)
     assert heard.outcome.usage.cached_tokens == 0
-    assert pair.decode.stats().handoff["pages"] == (tokens - 1) // 8
+    assert pair.decode.stats().handoff["pages"] == -(-tokens // 8)
+    assert pair.decode.stats().recomputed_tokens == 0 and pair.decode.steps == 5, "the second token is computed in the first step"
     pair.settled()
 
 
@@ -48,7 +49,7 @@ def test_pages_go_while_later_chunks_are_computed() -> None:
     heard = pair.submit("request-1", prompt(3, 120), 4)
     while not heard.tokens:
         pair.turn()
-    assert pair.transport(pair.decode).landed >= 8  # Of fourteen, before the last chunk's have even been announced.
+    assert pair.transport(pair.decode).landed >= 8  # Of fifteen, before the last chunk's have even been announced.
     pair.run()
     pair.settled()
 
@@ -59,10 +60,10 @@ def test_a_prefix_that_is_there_is_not_sent_again() -> None:
     moved = pair.decode.stats().handoff["pages"]
     heard = answered(pair, "request-2", [*prompt(4, 50), *prompt(5, 30)])
     assert heard.tokens == truth([*prompt(4, 50), *prompt(5, 30)], 6)
-    assert pair.decode.stats().handoff["pages"] - moved == 9 - 6
+    assert pair.decode.stats().handoff["pages"] - moved == 10 - 6
     assert heard.cached_tokens == 48  # What the prefill node did not compute again.
     answered(pair, "request-3", prompt(4, 50), scope=OTHER_SCOPE)
-    assert pair.decode.stats().handoff["pages"] - moved == 9 - 6 + 6  # Another tenant finds nothing (L4).
+    assert pair.decode.stats().handoff["pages"] - moved == 10 - 6 + 7  # Another tenant finds nothing (L4).
     pair.settled()
 
 

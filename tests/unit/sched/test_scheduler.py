@@ -21,7 +21,6 @@ from kvseal.core.outcome import Cancelled, Completed, Failed, FinishReason, Refu
 from kvseal.core.request import SamplingParams
 from kvseal.lab.rig import OTHER_SCOPE, SCOPE, Rig, truth
 from kvseal.sched.policy import MAX_OVERTAKEN, LengthHistory
-from kvseal.sched.sequence import Receiving
 
 
 def prompt(seed: int, tokens: int) -> list[int]:
@@ -378,18 +377,6 @@ def test_prefill_gives_way_to_those_before_it() -> None:
     hog.release()
     rig.run()
     assert old.tokens == truth(prompt(1, 8), 60) and young.tokens == truth(prompt(2, 70), 4)
-
-
-def test_what_is_received_from_elsewhere_computes_nothing_yet() -> None:
-    rig = Rig()
-    answer = rig.submit("a", prompt(1, 10), 4)
-    rig.step()
-    sequence = rig.scheduler._running[0]
-    sequence.state = Receiving(sequence.grant)
-    assert not rig.scheduler.schedule().rows
-    rig.cancel("a")
-    rig.run()
-    assert isinstance(answer.outcome, Cancelled)
 
 
 def test_no_sharing_across_scopes_or_for_prompt_logprobs() -> None:

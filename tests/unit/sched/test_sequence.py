@@ -13,7 +13,7 @@ from kvseal.core.outcome import Cancelled
 from kvseal.core.request import Request
 from kvseal.kv.manager import Grant
 from kvseal.lab.rig import SCOPE, Rig
-from kvseal.sched.sequence import Decoding, Ended, Prefilling, Receiving, Sequence, Waiting
+from kvseal.sched.sequence import Decoding, Ended, Prefilling, Received, Sequence, Waiting
 
 
 def grant() -> Grant:
@@ -26,7 +26,7 @@ def sequence_in(state: type) -> Sequence:
     sequence = Sequence(Request(request_id=RequestId("a"), prompt_tokens=(1, 2, 3), max_output_tokens=2, scope=SCOPE), 1, (1, 1))
     path: dict[type, list[str]] = {
         Waiting: [],
-        Receiving: ["receive"],
+        Received: ["receive"],
         Prefilling: ["admit"],
         Decoding: ["admit", "decode"],
         Ended: ["end"],
@@ -38,20 +38,19 @@ def sequence_in(state: type) -> Sequence:
 
 
 MOVES: dict[str, Callable[[Sequence], object]] = {
-    "admit": lambda sequence: sequence.admit(grant()),
+    "admit": lambda sequence: sequence.admit(sequence.state.grant if isinstance(sequence.state, Received) else grant()),
     "receive": lambda sequence: sequence.receive(grant()),
-    "received": lambda sequence: sequence.received(),
     "decode": lambda sequence: sequence.decode(),
     "preempt": lambda sequence: sequence.preempt(),
     "end": lambda sequence: sequence.end(Cancelled(sequence.usage)),
 }
 DRAWN = {
     (Waiting, "admit"): Prefilling,
-    (Waiting, "receive"): Receiving,
+    (Waiting, "receive"): Received,
     (Waiting, "end"): Ended,
-    (Receiving, "received"): Prefilling,
-    (Receiving, "preempt"): Waiting,
-    (Receiving, "end"): Ended,
+    (Received, "admit"): Prefilling,
+    (Received, "preempt"): Waiting,
+    (Received, "end"): Ended,
     (Prefilling, "decode"): Decoding,
     (Prefilling, "preempt"): Waiting,
     (Prefilling, "end"): Ended,
@@ -60,7 +59,7 @@ DRAWN = {
 }
 
 
-@pytest.mark.parametrize("state, move", list(itertools.product([Waiting, Receiving, Prefilling, Decoding, Ended], MOVES)))
+@pytest.mark.parametrize("state, move", list(itertools.product([Waiting, Received, Prefilling, Decoding, Ended], MOVES)))
 def test_only_drawn_transitions_exist(state: type, move: str) -> None:
     sequence = sequence_in(state)
     if (state, move) in DRAWN:

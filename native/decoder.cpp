@@ -12,7 +12,8 @@ namespace kvseal {
 namespace {
 
 constexpr int FEW_TOKENS = 4;    // sharing out so few costs more than it gains
-constexpr int UNIT_BLOCKS = 4;   // row blocks of a linear unit: 32 rows, one group of the next layer's inputs
+constexpr int UNIT_BLOCKS = 4;   // row blocks of a linear unit
+constexpr int UNIT_ROWS = UNIT_BLOCKS * ROW_BLOCK;
 constexpr int UNIT_TOKENS = 64;  // tokens of a linear unit
 constexpr int HEAD_BLOCKS = 32;  // row blocks of a unit of the output projection
 constexpr int PARTIAL_HEADER = 8;
@@ -36,6 +37,21 @@ void Activations::resize(int tokens) {
     for (auto* floats : {&scales, &scaled_sums, &outliers}) floats->resize(grouped);
     quant_sums.resize(grouped);
     outlier_columns.resize(grouped);
+    listed.resize(grouped);
+    outlier_counts.resize(n / TOKEN_BLOCK);
+}
+
+void Activations::list_outliers(int token_block, int tokens) {
+    const size_t first = static_cast<size_t>(token_block) * static_cast<size_t>(groups) * TOKEN_BLOCK;
+    const int begin = token_block * TOKEN_BLOCK, present = std::min(TOKEN_BLOCK, tokens - begin);
+    Outlier* next = listed.data() + first;
+    for (int g = 0; g < groups; ++g)
+        for (int t = 0; t < present; ++t) {  // without a branch: what is no outlier is overwritten
+            const size_t at = first + static_cast<size_t>(g * TOKEN_BLOCK + t);
+            *next = {outliers[at], static_cast<uint16_t>(g), static_cast<uint8_t>(t), outlier_columns[at]};
+            next += outliers[at] != 0.0f;
+        }
+    outlier_counts[static_cast<size_t>(token_block)] = static_cast<int32_t>(next - (listed.data() + first));
 }
 
 Groups Activations::groups_of(int64_t token, int first_group) {
@@ -45,7 +61,7 @@ Groups Activations::groups_of(int64_t token, int first_group) {
 }
 
 Inputs Activations::inputs() const {
-    return {values.data(), quants.data(), scales.data(), quant_sums.data(), scaled_sums.data(), outliers.data(), outlier_columns.data(), width};
+    return {values.data(), quants.data(), scales.data(), quant_sums.data(), scaled_sums.data(), listed.data(), outlier_counts.data(), width};
 }
 
 Decoder::Decoder(ModelNumbers numbers, KVLayout kv, std::vector<LayerParts> layers, Vector final_norm, Linear lm_head, Embedding embedding,
@@ -69,7 +85,7 @@ Decoder::Decoder(ModelNumbers numbers, KVLayout kv, std::vector<LayerParts> laye
         require(static_cast<int>(v.size()) == n || (optional && v.empty()), std::string(name) + " has the wrong length");
     };
     const auto wants = [](Activations& a, std::initializer_list<const Linear*> users) {
-        for (const Linear* w : users) (w->quantised() ? a.want_quants : a.want_values) = true;
+        for (const Linear* w : users) a.want_quants |= w->quantised();
     };
     x_.width = head_.width = m_.hidden_size;
     attended_.width = q_rows;
@@ -99,7 +115,7 @@ Decoder::Decoder(ModelNumbers numbers, KVLayout kv, std::vector<LayerParts> laye
     }
     shaped(lm_head_, m_.vocab_size, m_.hidden_size, "lm_head");
     wants(head_, {&lm_head_});
-    gated_.assign(static_cast<size_t>(team_.size()), std::vector<float>(2 * UNIT_TOKENS * GROUP));
+    gated_.assign(static_cast<size_t>(team_.size()), std::vector<float>(2 * UNIT_TOKENS * UNIT_ROWS));
     scratch_.assign(static_cast<size_t>(team_.size()), std::vector<float>(static_cast<size_t>(attend_scratch_floats(kv_, m_.heads / m_.kv_heads))));
 }
 
@@ -177,12 +193,23 @@ void Decoder::each_token(Body&& body) {
     for (int t = 0; t < tokens_; ++t) body(t);
 }
 
+// The same for what the next linear layer reads: by token blocks, whose outliers are listed in the end.
+template <class Body>
+void Decoder::each_block(Activations& to, Body&& body) {
+    const auto unit = [&](int64_t block, int) {
+        const int begin = static_cast<int>(block) * TOKEN_BLOCK;
+        for (int t = begin; t < std::min(begin + TOKEN_BLOCK, tokens_); ++t) body(t);
+        if (to.want_quants) to.list_outliers(static_cast<int>(block), tokens_);
+    };
+    team_.share(ceil_div(tokens_, TOKEN_BLOCK), unit);
+}
+
 void Decoder::run_layers() {
     const Inputs x = x_.inputs(), attended = attended_.inputs(), act = act_.inputs();
     each_token([&](int t) { embed(t); });
     for (int i = 0; i < m_.layers; ++i) {
         const LayerParts& layer = layers_[static_cast<size_t>(i)];
-        each_token([&](int t) { norm_into(t, layer.attn_norm, x_); });
+        each_block(x_, [&](int t) { norm_into(t, layer.attn_norm, x_); });
         guard_.check_append(i);
         next_is(&layer.o);
         project_heads(layer, x);
@@ -192,14 +219,15 @@ void Decoder::run_layers() {
         team_.share(static_cast<int64_t>(attend_units_.size()),
                     [&](int64_t unit, int thread) { attend_unit(i, thread, attend_units_[static_cast<size_t>(unit)]); });
         guard_.collect(i);
-        each_token([&](int t) { finish_attention(t); });
+        each_block(attended_, [&](int t) { finish_attention(t); });
 
         const LinearPlan o{&layer.o, &attended, {hidden_.data(), m_.hidden_size, or_null(layer.o_bias), m_.residual_multiplier, true}};
         next_is(&layer.gate);
         team_.share(linear_units(layer.o), [&](int64_t unit, int) { linear_unit(o, unit); });
-        each_token([&](int t) { norm_into(t, layer.mlp_norm, x_); });
+        each_block(x_, [&](int t) { norm_into(t, layer.mlp_norm, x_); });
         next_is(&layer.down);
         team_.share(linear_units(layer.gate), [&](int64_t unit, int thread) { gate_up_unit(layer, x, unit, thread); });
+        each_block(act_, [&](int t) { round(t, act_); });
         const LinearPlan down{&layer.down, &act, {hidden_.data(), m_.hidden_size, or_null(layer.down_bias), m_.residual_multiplier, true}};
         next_is(i + 1 < m_.layers ? &layers_[static_cast<size_t>(i + 1)].q : &lm_head_);
         team_.share(linear_units(layer.down), [&](int64_t unit, int) { linear_unit(down, unit); });
@@ -246,21 +274,16 @@ bool Decoder::fetch_ahead(int thread, int turn) const {
 }
 
 void Decoder::gate_up_unit(const LayerParts& layer, const Inputs& x, int64_t unit, int thread) {
-    static_assert(UNIT_BLOCKS * ROW_BLOCK == GROUP, "a unit's outputs are one group of the next layer's inputs");
     const int chunks = ceil_div(layer.gate.row_blocks, UNIT_BLOCKS);
-    const int column = static_cast<int>(unit % chunks) * GROUP, token = static_cast<int>(unit / chunks) * UNIT_TOKENS;
-    const int n = std::min(GROUP, m_.intermediate_size - column), tokens = std::min(UNIT_TOKENS, tokens_ - token);
+    const int column = static_cast<int>(unit % chunks) * UNIT_ROWS, token = static_cast<int>(unit / chunks) * UNIT_TOKENS;
+    const int n = std::min(UNIT_ROWS, m_.intermediate_size - column), tokens = std::min(UNIT_TOKENS, tokens_ - token);
     // Side by side in one small buffer: rows of the whole width would lie at strides that share a few lines of the first-level cache.
     float* gate = gated_[static_cast<size_t>(thread)].data();
-    float* up = gate + UNIT_TOKENS * GROUP;
-    linear_unit({&layer.gate, &x, {gate, GROUP, or_null(layer.gate_bias), 1.0f, false, token, column}}, unit);
-    linear_unit({&layer.up, &x, {up, GROUP, or_null(layer.up_bias), 1.0f, false, token, column}}, unit);
-    for (int t = 0; t < tokens; ++t) {
-        float* out = gate + t * GROUP;
-        k_.silu_multiply(out, up + t * GROUP, n, out);
-        if (act_.want_quants) k_.quantise(out, n, act_.groups_of(token + t, column / GROUP));
-        if (act_.want_values) std::copy(out, out + n, act_.values.data() + static_cast<int64_t>(token + t) * m_.intermediate_size + column);
-    }
+    float* up = gate + UNIT_TOKENS * UNIT_ROWS;
+    linear_unit({&layer.gate, &x, {gate, UNIT_ROWS, or_null(layer.gate_bias), 1.0f, false, token, column}}, unit);
+    linear_unit({&layer.up, &x, {up, UNIT_ROWS, or_null(layer.up_bias), 1.0f, false, token, column}}, unit);
+    for (int t = 0; t < tokens; ++t)
+        k_.silu_multiply(gate + t * UNIT_ROWS, up + t * UNIT_ROWS, n, act_.values.data() + static_cast<int64_t>(token + t) * act_.width + column);
 }
 
 // --- per token ------------------------------------------------------------------------------------------------------------------------
@@ -284,7 +307,11 @@ void Decoder::embed(int token) {
 void Decoder::norm_into(int token, const Vector& weight, Activations& to) {
     float* out = to.values.data() + static_cast<int64_t>(token) * to.width;
     k_.rms_norm(hidden_.data() + static_cast<int64_t>(token) * m_.hidden_size, weight.data(), m_.hidden_size, m_.norm_eps, out);
-    if (to.want_quants) k_.quantise(out, to.width, to.groups_of(token));
+    round(token, to);
+}
+
+void Decoder::round(int token, Activations& a) {
+    if (a.want_quants) k_.quantise(a.values.data() + static_cast<int64_t>(token) * a.width, a.width, a.groups_of(token));
 }
 
 void Decoder::finish_heads(int layer, int token) {
@@ -324,7 +351,7 @@ void Decoder::finish_attention(int token) {
                               m_.head_dim, out + static_cast<int64_t>(unit.kv_head) * group * m_.head_dim);
         }
     }
-    if (attended_.want_quants) k_.quantise(out, attended_.width, attended_.groups_of(token));
+    round(token, attended_);
 }
 
 void Decoder::finish_hidden(int token) {
@@ -390,8 +417,7 @@ void Decoder::logits(const float* hidden, int rows, float* out) {
     const Inputs in = head_.inputs();
     const Outputs to{out, m_.vocab_size, nullptr, 1.0f, false};
     const int chunks = ceil_div(lm_head_.row_blocks, HEAD_BLOCKS);
-    const auto quantise_row = [&](int64_t i, int) { k_.quantise(head_.values.data() + i * head_.width, head_.width, head_.groups_of(i)); };
-    const auto unit = [&](int64_t u, int) {
+        const auto unit = [&](int64_t u, int) {
         const int block = static_cast<int>(u % chunks) * HEAD_BLOCKS, row = static_cast<int>(u / chunks) * UNIT_TOKENS;
         const int row_end = std::min(row + UNIT_TOKENS, rows), block_end = std::min(block + HEAD_BLOCKS, lm_head_.row_blocks);
         k_.linear(lm_head_, in, row, row_end, block, block_end, to);
@@ -400,7 +426,10 @@ void Decoder::logits(const float* hidden, int rows, float* out) {
         for (int i = row; i < row_end; ++i)
             for (int column = block * ROW_BLOCK; column < end; ++column) out[static_cast<int64_t>(i) * m_.vocab_size + column] /= m_.logits_divisor;
     };
-    if (head_.want_quants) team_.share(rows, quantise_row);
+    if (head_.want_quants) {
+        team_.share(rows, [&](int64_t i, int) { round(static_cast<int>(i), head_); });
+        for (int block = 0; block < ceil_div(rows, TOKEN_BLOCK); ++block) head_.list_outliers(block, rows);
+    }
     team_.share(static_cast<int64_t>(chunks) * ceil_div(rows, UNIT_TOKENS), unit);
 }
 

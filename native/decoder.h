@@ -52,13 +52,16 @@ struct Step {
 // Activations of all tokens of a step in the forms that the next linear layers read.
 struct Activations {
     int width = 0, groups = 0;
-    bool want_quants = false, want_values = false;
+    bool want_quants = false;
     std::vector<float> values, scales, scaled_sums, outliers;
     std::vector<int8_t> quants;
-    std::vector<int32_t> quant_sums;
+    std::vector<int32_t> quant_sums, outlier_counts;
     std::vector<uint8_t> outlier_columns;
+    std::vector<Outlier> listed;
 
     void resize(int tokens);
+    // After all groups of a token block are rounded.
+    void list_outliers(int token_block, int tokens);
     Inputs inputs() const;
     Groups groups_of(int64_t token, int first_group = 0);
 };
@@ -97,6 +100,8 @@ class Decoder {
     void run_layers();
     template <class Body>
     void each_token(Body&& body);
+    template <class Body>
+    void each_block(Activations& to, Body&& body);
     void project_heads(const LayerParts& layer, const Inputs& x);
     int64_t linear_units(const Linear& w) const;
     void linear_unit(const LinearPlan& plan, int64_t unit) const;
@@ -109,6 +114,7 @@ class Decoder {
     void finish_heads(int layer, int token);
     void attend_unit(int layer, int thread, const AttendUnit& unit);
     void finish_attention(int token);
+    void round(int token, Activations& a);
     void finish_hidden(int token);
 
     ModelNumbers m_;

@@ -41,14 +41,21 @@ struct Linear {
 // Inputs of a linear layer, T tokens: floats, and for quantised weights 8-bit groups of 32. One outlier in a group would cost the other 31
 // their precision, so it stands apart as a float; 0 where a group has none. Tokens are interleaved by 8, so that a tile reads in one stream.
 constexpr int TOKEN_BLOCK = 8;
+
+// One of the inputs that stand apart. Each token block lists its own, group after group: a tile walks the list and tests nothing.
+struct Outlier {
+    float value;
+    uint16_t group;
+    uint8_t token, column;  // within the block, within the group
+};
 struct Inputs {
     const float* values;             // [T][value_stride]
     const int8_t* quants;            // [token block][group][8][32]
     const float* scales;             // [token block][group][8], as all that follow
     const int32_t* quant_sums;
     const float* scaled_sums;        // the sum of the group as rounded, outlier included
-    const float* outliers;
-    const uint8_t* outlier_columns;  // within the group
+    const Outlier* outliers;         // [token block][groups * 8], of which
+    const int32_t* outlier_counts;   // [token block] count
     int64_t value_stride;
 };
 
@@ -59,7 +66,7 @@ struct Groups {
     int32_t* quant_sums;
     float* scaled_sums;
     float* outliers;
-    uint8_t* outlier_columns;
+    uint8_t* outlier_columns;  // within the group
 };
 
 // out[t][row] = y + bias, or += multiplier * (y + bias).

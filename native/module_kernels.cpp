@@ -21,6 +21,7 @@ void linear_kernel(const Packed& packed, In<float, 2> x, InOut<float, 2> out, Ma
     in.resize(tokens);
     std::copy(x.data(), x.data() + x.size(), in.values.data());
     for (int64_t t = 0; w.quantised() && t < tokens; ++t) k.quantise(in.values.data() + t * w.columns, w.columns, in.groups_of(t));
+    for (int b = 0; w.quantised() && b * TOKEN_BLOCK < tokens; ++b) in.list_outliers(b, tokens);
     nb::gil_scoped_release unlocked;
     k.linear(w, in.inputs(), 0, tokens, 0, w.row_blocks, {out.data(), w.rows, bias ? bias->data() : nullptr, 1.0f, false});
 }

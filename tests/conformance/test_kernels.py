@@ -64,13 +64,13 @@ def apply(weights: object, x: Float32, rows: int, isa: str, bias: Float32 | None
 
 def in_eighths(x: Float32) -> Float32:
     """x rounded to 8-bit groups of 32 along the columns, as inputs of grouped weights are; padded groups included. The largest of a group
-    stands apart, exactly, when it is an outlier."""
+    stands apart, exactly, when it is an outlier of the row."""
     columns = x.shape[1]
     wide = np.zeros((len(x), -(-columns // 32) * 32), dtype=np.float32)
     wide[:, :columns] = x
     groups = wide.reshape(len(x), -1, 32)
     size = np.abs(groups)
-    outlier = size.max(axis=2, keepdims=True) > 3.0 * np.sqrt((groups.astype(np.float64) ** 2).mean(axis=2, keepdims=True))
+    outlier = size.max(axis=2, keepdims=True) > 5.0 * np.sqrt((x.astype(np.float64) ** 2).mean(axis=1))[:, None, None]
     apart = outlier & (np.arange(32) == size.argmax(axis=2, keepdims=True))
     return np.where(apart, groups, rounded(np.where(apart, np.float32(0), groups))).reshape(len(x), -1)[:, :columns].astype(np.float32)
 

@@ -60,6 +60,9 @@ def copy_pages(
 ) -> tuple[int, int, int] | None:
     """Copies pages [n] from another arena and checks what stands in memory afterwards, digests recomputed; stops at the first break."""
 
+def provide_pages(*, memory: _U8, pages: _I32) -> None:
+    """The system gives pages [n] of memory [pages, page_bytes] their memory now; what stands there does not change."""
+
 def restamp_pages(
     *,
     layout: Layout,

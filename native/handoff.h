@@ -13,6 +13,10 @@
 #endif
 
 #include <cstring>
+#if defined(__linux__)
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
 
 #include "digest.h"
 #include "layout.h"
@@ -111,6 +115,19 @@ static inline PageBreak copy_page(const KVLayout& kv, int64_t page, const uint8_
 static inline void copies_done() {
 #if defined(__SSE2__)
     _mm_sfence();
+#endif
+}
+
+// Has the system provide the memory of a page now, and not at the first byte that is written to it, where a transfer would wait for it. What
+// stands there does not change.
+static inline void provide_memory(uint8_t* page, int64_t page_bytes) {
+#if defined(__linux__) && defined(MADV_POPULATE_WRITE)
+    const uintptr_t unit = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)), at = reinterpret_cast<uintptr_t>(page);
+    const uintptr_t first = at / unit * unit, last = at + static_cast<uintptr_t>(page_bytes);
+    (void)madvise(reinterpret_cast<void*>(first), last - first, MADV_POPULATE_WRITE);  // refused: it comes with the first byte
+#else
+    (void)page;
+    (void)page_bytes;
 #endif
 }
 

@@ -101,6 +101,14 @@ Found restamp_pages(const KVLayout& layout, InOut<uint8_t, 2> memory, Pages page
     return {};
 }
 
+void provide_pages(InOut<uint8_t, 2> memory, Pages pages) {
+    require_pages(pages, memory.shape(0));
+    uint8_t* at = memory.data();
+    const int64_t page_bytes = static_cast<int64_t>(memory.shape(1));
+    nb::gil_scoped_release unlocked;
+    for (size_t i = 0; i < pages.size(); ++i) provide_memory(at + pages.data()[i] * page_bytes, page_bytes);
+}
+
 Found close_tail_page(const KVLayout& layout, InOut<uint8_t, 2> memory, int page, uint64_t nonce, int ordinal, int filled, Words scope,
                       InOut<uint8_t, 1> fold) {
     const KVLayout kv = bound(layout, memory);
@@ -127,6 +135,7 @@ void add_handoff(nb::module_& m) {
           nb::arg("source_pages"), nb::arg("nonces"), nb::arg("ordinals"), nb::arg("filled"), nb::arg("scope"), nb::arg("folds"));
     m.def("restamp_pages", &restamp_pages, nb::kw_only(), nb::arg("layout"), nb::arg("memory").noconvert(), nb::arg("pages"), nb::arg("nonces"),
           nb::arg("ordinals"), nb::arg("filled"), nb::arg("scope"), nb::arg("folds"), nb::arg("fresh_nonces"));
+    m.def("provide_pages", &provide_pages, nb::kw_only(), nb::arg("memory").noconvert(), nb::arg("pages"));
     m.def("close_tail", &close_tail_page, nb::kw_only(), nb::arg("layout"), nb::arg("memory").noconvert(), nb::arg("page"), nb::arg("nonce"),
           nb::arg("ordinal"), nb::arg("filled"), nb::arg("scope"), nb::arg("fold").noconvert());
 }

@@ -23,6 +23,8 @@ from kvseal.handoff.transport import FENCE_S, Landed, Lost, Report, Source
 IDLE_S = 60.0
 """A lane without work for so long closes its connection and ends."""
 JOIN_S = 2.0
+READY_PAGES = 8
+"""Made ready at a time."""
 
 
 class FetchFailed(KVSealError):
@@ -56,6 +58,8 @@ class _Job:
     transfer: str
     moves: Sequence[Move]
     landing: Landing
+    pages: Sequence[int] = ()
+    """Of ours, to be made ready, when nothing is fetched."""
 
 
 class _Lane:
@@ -88,12 +92,19 @@ class Lanes:
         """Of every transfer that may still be fetched: neither lost nor fenced."""
         self._reports: list[Report] = []
 
+    def expect(self, transfer: str, source: Source, pages: Sequence[int], landing: Landing) -> None:
+        """Dials, and has memory provided for these pages of ours, unless there is something to fetch before that is done."""
+        self._queue(source, _Job(transfer, (), landing, pages))
+
     def fetch(self, transfer: str, source: Source, moves: Sequence[Move], landing: Landing) -> None:
+        self._queue(source, _Job(transfer, moves, landing))
+
+    def _queue(self, source: Source, job: _Job) -> None:
         with self._changed:
-            lane = self._lane_of.get(transfer)
+            lane = self._lane_of.get(job.transfer)
             if lane is None:
-                lane = self._lane_of[transfer] = self._lane(source)
-            lane.jobs.append(_Job(transfer, moves, landing))
+                lane = self._lane_of[job.transfer] = self._lane(source)
+            lane.jobs.append(job)
             self._changed.notify_all()
 
     def poll(self) -> list[Report]:
@@ -188,10 +199,24 @@ class Lanes:
                 connection = self._dial(lane.source)  # nothing of ours can be written yet: a fence need not wait for this
                 with self._changed:
                     lane.connection = connection
-            self._place(lane, job, lane.connection)
+            if job.moves:
+                self._place(lane, job, lane.connection)
+            else:
+                self._make_ready(lane, job)
         except (KVSealError, OSError) as error:
-            self._failed(lane, job, error)
+            if job.moves:  # else whoever fetches finds out
+                self._failed(lane, job, error)
         self._wake()
+
+    def _make_ready(self, lane: _Lane, job: _Job) -> None:
+        """A few pages at a time, so that neither a fence nor a fetch waits long."""
+        for first in range(0, len(job.pages), READY_PAGES):
+            if lane.jobs or not self._begin(lane, job):
+                return
+            try:
+                job.landing.provide(job.pages[first : first + READY_PAGES])
+            finally:
+                self._let_go(lane, clean=True)
 
     def _place(self, lane: _Lane, job: _Job, connection: Connection) -> None:
         if not self._begin(lane, job):

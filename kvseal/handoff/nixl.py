@@ -104,6 +104,9 @@ class Nixl:
             self._busy.clear()
         return True
 
+    def expect(self, transfer: str, source: Source, pages: Sequence[int], landing: Landing) -> None:
+        self._lanes.expect(transfer, source, pages, landing)
+
     def receive(self, transfer: str, source: Source, moves: Sequence[Move], landing: Landing) -> None:
         self._lanes.fetch(transfer, source, moves, landing)
 

@@ -142,6 +142,11 @@ class Landing:
         claims = claims_of(moves)
         return [self.memory[move.page].data for move in claims.moves]
 
+    def provide(self, pages: Sequence[int]) -> None:
+        """Has the system provide the memory of these pages now: a first write to a page that never was in memory waits for it, which takes
+        longer than the copy. What stands there does not change."""
+        _native.provide_pages(memory=self.memory, pages=np.array(pages, dtype=np.int32))
+
     def copy(self, source: Memory, moves: Sequence[Move] | Claims) -> PageFault | None:
         """From the sender's arena as it is mapped here; every digest is that of the bytes as they are put in place. None: all are what
         was announced."""

@@ -264,6 +264,7 @@ class Receiving:
         one.grant = grant
         one.ticket = kv.pool.ticket(grant.lease.stamps)
         folds = [kv.pool.digest(page) for page in grant.pin.stamps[::2]]
+        self._transport.expect(handoff, _source_of(session), grant.lease.stamps[::2], one.landing)
         self._do(handoff, session.leased(folds, grant.lease.stamps, now_s), now_s)
 
     def _prove(self, one: _In) -> Actions:

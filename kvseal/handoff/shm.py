@@ -64,6 +64,9 @@ class SharedMemory:
         """True: a page that is read too late bears another nonce, and its reader refuses it."""
         return True
 
+    def expect(self, transfer: str, source: Source, pages: Sequence[int], landing: Landing) -> None:
+        self._lanes.expect(transfer, source, pages, landing)
+
     def receive(self, transfer: str, source: Source, moves: Sequence[Move], landing: Landing) -> None:
         self._lanes.fetch(transfer, source, moves, landing)
 

@@ -89,6 +89,9 @@ class TCP:
     def withdraw(self, transfer: str) -> bool:
         return self._offers.withdraw(transfer)
 
+    def expect(self, transfer: str, source: Source, pages: Sequence[int], landing: Landing) -> None:
+        self._lanes.expect(transfer, source, pages, landing)
+
     def receive(self, transfer: str, source: Source, moves: Sequence[Move], landing: Landing) -> None:
         self._lanes.fetch(transfer, source, moves, landing)
 

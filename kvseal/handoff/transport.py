@@ -83,6 +83,11 @@ class Transport(Protocol):
         """Nothing of it is offered any more. True: nothing reads these pages for it any more either. Idempotent; unknown ids are quiet."""
         ...
 
+    def expect(self, transfer: str, source: Source, pages: Sequence[int], landing: Landing) -> None:
+        """These pages of ours will be received into soon. Whatever takes time and needs no page of the peer's may be done now; what fails
+        of it is told by `receive`. Returns at once."""
+        ...
+
     def receive(self, transfer: str, source: Source, moves: Sequence[Move], landing: Landing) -> None:
         """Fetches these pages, in order, after those of earlier calls for the same transfer, and checks them in `landing`. Returns at once;
         failures come from `poll`."""

@@ -57,6 +57,9 @@ class FaultyTransport:
     def withdraw(self, transfer: str) -> bool:
         return self.inner.withdraw(transfer)
 
+    def expect(self, transfer: str, source: Source, pages: Sequence[int], landing: Landing) -> None:
+        self.inner.expect(transfer, source, pages, landing)
+
     def receive(self, transfer: str, source: Source, moves: Sequence[Move], landing: Landing) -> None:
         if self.fault is Fault.LATE and transfer not in self._late:
             move = self._chance.choice(moves)

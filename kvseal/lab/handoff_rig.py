@@ -124,11 +124,15 @@ class Rig:
 
     def begin(self, name: str, tokens: Sequence[int], now_s: float, *, deadline_s: float = 30.0) -> HandOff:
         """Both ends know the request; nothing is computed yet."""
-        known = {"scope": SCOPE, "tokens": tokens, "valid_tokens": len(tokens), "deadline_s": deadline_s, "now_s": now_s}
-        self.receiver.receiving.expect(name, sender=self.sender.incarnation, **known)
-        grant = self.sender.admit(f"prefill-{name}", tokens)
-        self.sender.sending.begin(name, receiver=self.receiver.incarnation, **known)
-        return HandOff(name, tokens, self.sender.geometry.pages_for(len(tokens)), grant)
+        sender, receiver, valid_tokens = self.sender, self.receiver, len(tokens)
+        receiver.receiving.expect(
+            name, sender=sender.incarnation, scope=SCOPE, tokens=tokens, valid_tokens=valid_tokens, deadline_s=deadline_s, now_s=now_s
+        )
+        grant = sender.admit(f"prefill-{name}", tokens)
+        sender.sending.begin(
+            name, receiver=receiver.incarnation, scope=SCOPE, tokens=tokens, valid_tokens=valid_tokens, deadline_s=deadline_s, now_s=now_s
+        )
+        return HandOff(name, tokens, sender.geometry.pages_for(valid_tokens), grant)
 
     def compute(self, one: HandOff, pages: int, now_s: float) -> None:
         """The next pages of the prompt, up to `pages` in all, and they are offered; the last one is closed if it is not full."""
@@ -139,9 +143,10 @@ class Rig:
             compute(node.kv, node.memory, one.grant, one.tokens, end)
         full, tail = end // size, None
         if end % size and one.sealed < pages:
-            tail = node.sending.close_tail(SCOPE, table.stamps[2 * full : 2 * full + 2], full, end % size)
-            if isinstance(tail, PageFault):
-                raise RuntimeError(f"the rig's own page is broken: {tail}")
+            closed_tail = node.sending.close_tail(SCOPE, table.stamps[2 * full : 2 * full + 2], full, end % size)
+            if isinstance(closed_tail, PageFault):
+                raise RuntimeError(f"the rig's own page is broken: {closed_tail}")
+            tail = closed_tail
         follows = one.next_token if end == len(one.tokens) else None
         node.sending.sealed(one.name, one.grant.pin, table.stamps[2 * one.sealed : 2 * full], now_s, tail=tail, next_token=follows)
         one.sealed = pages

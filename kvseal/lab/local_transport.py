@@ -52,6 +52,9 @@ class LocalTransport:
     def withdraw(self, transfer: str) -> bool:
         return True
 
+    def expect(self, transfer: str, source: Source, pages: Sequence[int], landing: Landing) -> None:
+        """There is nothing to make ready."""
+
     def receive(self, transfer: str, source: Source, moves: Sequence[Move], landing: Landing) -> None:
         self.queue.append((transfer, source, list(moves), landing))
 

@@ -74,8 +74,8 @@ def seed_of(tokens: Sequence[int]) -> bytes:
 
 
 def compute(kv: KVManager, memory: Memory, grant: Grant, tokens: Sequence[int], end_tokens: int) -> None:
-    """Stands for a forward from a page's beginning on: writes and commits the pages of `tokens` up to `end_tokens`, and seals those that are
-    full. Behind the last token of one that is not lies what was there before."""
+    """Stands for a forward from a page's beginning on: writes and commits the pages of `tokens` up to `end_tokens`, and seals those that
+    are full. Behind the last token of one that is not lies something else."""
     geometry, size = kv.geometry, kv.geometry.page_tokens
     first = grant.table.valid_tokens // size
     folds = []
@@ -93,7 +93,7 @@ def compute(kv: KVManager, memory: Memory, grant: Grant, tokens: Sequence[int], 
 
 
 def closed(geometry: KVGeometry, content: Memory, filled: int) -> Memory:
-    """`content` as it is after `handoff.proof.close_tail`: zeros behind the first `filled` slots of every head, K and V, and their scales."""
+    """`content` as `handoff.proof.close_tail` leaves it: zeros behind the first `filled` slots of every head, K and V, and their scales."""
     left = content.copy()
     heads, slots, elements = geometry.kv_heads, geometry.page_tokens, geometry.element_run_bytes
     for run in np.split(left, 2, axis=1):

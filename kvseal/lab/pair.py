@@ -67,6 +67,9 @@ class LoopTransport:
     def withdraw(self, transfer: str) -> bool:
         return True
 
+    def expect(self, transfer: str, source: Source, pages: Sequence[int], landing: Landing) -> None:
+        """There is nothing to make ready."""
+
     def receive(self, transfer: str, source: Source, moves: Sequence[Move], landing: Landing) -> None:
         self._wanted.setdefault(transfer, deque()).extend((source, move, landing) for move in moves)
 

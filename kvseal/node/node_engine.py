@@ -16,7 +16,7 @@ Laws: L1, L8 (pages in transit belong to the session until it says that they are
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kvseal.core.batch import Batch, BatchResult, TableView
@@ -97,6 +97,8 @@ class NodeEngine(Engine):
         self._incoming: dict[RequestId, _Incoming] = {}
         self._request_of: dict[str, RequestId] = {}
         """By hand-off: the incoming request that waits for it."""
+        self.before_step: Callable[[], None] | None = None
+        """Called when something has been said that should not wait until the step is over; `outbox` has it."""
         self._happened: list[Event] = []
         self._said: list[AnyMessage] = []
         self._recomputed = 0
@@ -157,6 +159,8 @@ class NodeEngine(Engine):
         batch = scheduler.schedule()
         if batch.rows:
             self._begin(batch)
+            if self._outgoing and self.before_step is not None:
+                self.before_step()
             result = self._runner.run(batch, self.kv.ledger_nonces)
             tails = self._closed_tails(batch, result) if self._outgoing else {}
             events = scheduler.apply(result)

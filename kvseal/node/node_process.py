@@ -23,12 +23,12 @@ class NodeLoop(EngineLoop):
         if not isinstance(engine, NodeEngine):
             raise m.ProtocolBroken("this process was told to be a node, and its engine is none")
         self._node = engine
+        engine.before_step = self._send_said
 
     def run(self) -> None:
         while True:
             self._node.turn()
-            for message in self._node.outbox():
-                self._send(message)
+            self._send_said()
             work = self._engine.has_work
             if self._draining and not work and self._node.poll_ms is None and not self._outbox:
                 return
@@ -36,6 +36,10 @@ class NodeLoop(EngineLoop):
             self._poll(0 if work and not blocked else self._node.poll_ms)
             if self._engine.has_work and len(self._outbox) <= MAX_OUTBOX_BYTES:
                 self._step()
+
+    def _send_said(self) -> None:
+        for message in self._node.outbox():
+            self._send(message)
 
     def _handle(self, message: m.ToEngine) -> None:
         if isinstance(message, p.ToNode):

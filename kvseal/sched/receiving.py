@@ -1,9 +1,9 @@
 """The scheduler of a node that hands pages over or takes them: requests come with pages that another node has computed.
 
 Owns those who wait with pages: a grant of proven ones, and the first token of the answer where the other node has sampled it. Such a
-request waits in line like any other, since there must be a place for it in the step, but when its turn comes it goes on in the grant that it
-has. A prompt whose pages are still on their way is not known here (`node.node_engine` keeps it, the hand-off its pages), so no sequence ever
-holds pages that are not its own to write (L9, L11).
+request waits in line like any other, since there must be a place for it in the step, but when its turn comes it goes on in the grant that
+it has. A prompt whose pages are still on their way is not known here (`node.node_engine` keeps it, the hand-off its pages), so no sequence
+ever holds pages that are not its own to write (L9, L11).
 
 Pages of those who wait are the first to give way: what is full stays cached, first to be found and last to be evicted, and the rest is
 computed here, to the same bits (L13). Laws: L1, L2 (each grant is dropped once), L5 (what is valid is what the receipt said), L11.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Several
 
-from kvseal.core.batch import Batch
+from kvseal.core.batch import Batch, Row
 from kvseal.core.clock import Clock
 from kvseal.core.events import TokensEvent
 from kvseal.core.ids import RequestId
@@ -113,6 +113,11 @@ class HandoffScheduler(Scheduler):
         while self._running and self._kv.available_pages <= len(self._running) and self._admission.give_way():
             pass  # those that run need a page each to go on
         return super().schedule()
+
+    def _admit(self, rows: list[Row], left: int) -> None:
+        """Those who come with pages want one token of the step, like those that decode: a prompt that is being computed does not keep them
+        waiting."""
+        super()._admit(rows, max(left, len(self._admission.received)))
 
     def _pages_come_back(self) -> bool:
         return self.held_elsewhere or super()._pages_come_back()

@@ -16,7 +16,8 @@ constexpr int UNIT_BLOCKS = 4;   // row blocks of a linear unit
 constexpr int UNIT_ROWS = UNIT_BLOCKS * ROW_BLOCK;
 constexpr int UNIT_TOKENS = 64;  // tokens of a linear unit
 constexpr int HEAD_BLOCKS = 32;  // row blocks of a unit of the output projection
-constexpr int PARTIAL_HEADER = 8;
+constexpr int PARTIAL_HEADER = AttendScratch::HEADER;
+constexpr int64_t COMPANY_FLOATS = 16 << 20;  // partials of shared partitions, at most
 
 int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
@@ -164,6 +165,7 @@ void Decoder::prepare(const Step& step) {
 
 void Decoder::plan_attention() {
     attend_units_.clear();
+    company_.clear();
     const int group = m_.heads / m_.kv_heads, block = attend_block_tokens(group);
     int64_t partial = 0;
     for (size_t r = step_->rows.size(); r-- > 0;) {
@@ -182,6 +184,10 @@ void Decoder::plan_attention() {
         for (int t = (row.count - 1) / block * block; t >= 0; t -= block)  // the longest first
             for (int head = 0; head < m_.kv_heads; ++head)
                 attend_units_.push_back({static_cast<int>(r), head, t, std::min(block, row.count - t), -1, 0});
+    }
+    if (tokens_ > FEW_TOKENS) {
+        company_.plan(step_->rows, kv_, group, block, COMPANY_FLOATS);
+        partial = company_.floats();
     }
     if (partials_.size() < static_cast<size_t>(partial)) partials_.resize(static_cast<size_t>(partial));
 }
@@ -216,8 +222,7 @@ void Decoder::run_layers() {
         each_token([&](int t) { finish_heads(i, t); });
         guard_.advance(i);
 
-        team_.share(static_cast<int64_t>(attend_units_.size()),
-                    [&](int64_t unit, int thread) { attend_unit(i, thread, attend_units_[static_cast<size_t>(unit)]); });
+        attend(i);
         guard_.collect(i);
         each_block(attended_, [&](int t) { finish_attention(t); });
 
@@ -363,29 +368,61 @@ void Decoder::finish_hidden(int token) {
 
 // --- pages ----------------------------------------------------------------------------------------------------------------------------
 
-void Decoder::attend_unit(int layer, int thread, const AttendUnit& unit) {
-    const size_t r = static_cast<size_t>(unit.row);
-    if (guard_.dead(unit.row)) return;
-    const Row& row = step_->rows[r];
-    const int group = m_.heads / m_.kv_heads, first_head = unit.kv_head * group;
-    const int64_t token = row.first_token + unit.token;
+void Decoder::attend(int layer) {
+    if (!windowed(layer))
+        team_.share(static_cast<int64_t>(company_.units().size()),
+                    [&](int64_t unit, int thread) { attend_company(layer, thread, company_.units()[static_cast<size_t>(unit)]); });
+    team_.share(static_cast<int64_t>(attend_units_.size()),
+                [&](int64_t unit, int thread) { attend_unit(layer, thread, attend_units_[static_cast<size_t>(unit)]); });
+}
+
+AttendWork Decoder::attend_work(int layer, int thread, int row, int kv_head) {
     AttendWork work;
     work.kv = &kv_;
-    work.row = &row;
+    work.row = &step_->rows[static_cast<size_t>(row)];
     work.layer = layer;
-    work.kv_head = unit.kv_head;
-    work.group = group;
-    work.first_position = row.start + unit.token;
-    work.tokens = unit.tokens;
+    work.kv_head = kv_head;
+    work.group = m_.heads / m_.kv_heads;
     work.window = m_.windows.empty() ? 0 : m_.windows[static_cast<size_t>(layer)];
     work.scale = m_.attention_scale;
-    work.q = q_.data() + (token * m_.heads + first_head) * m_.head_dim;
+    work.q = q_.data() + static_cast<int64_t>(kv_head) * work.group * m_.head_dim;
     work.q_stride = static_cast<int64_t>(m_.heads) * m_.head_dim;
     work.scratch = scratch_[static_cast<size_t>(thread)].data();
-    float* out = attended_.values.data() + token * attended_.width + static_cast<int64_t>(first_head) * m_.head_dim;
+    return work;
+}
+
+void Decoder::attend_unit(int layer, int thread, const AttendUnit& unit) {
+    const bool in_company = !windowed(layer) && company_.partitions(unit.row) > 0;
+    if (guard_.dead(unit.row) || (in_company && guard_.reported(unit.row))) return;
+    AttendWork work = attend_work(layer, thread, unit.row, unit.kv_head);
+    const int64_t token = work.row->first_token + unit.token;
+    work.first_position = work.row->start + unit.token;
+    work.tokens = unit.tokens;
+    work.q += token * work.q_stride;
+    if (in_company) {
+        work.before = partials_.data() + company_.partials(unit.row, unit.kv_head);
+        work.before_partitions = company_.partitions(unit.row);
+    }
+    float* out = attended_.values.data() + token * attended_.width + static_cast<int64_t>(unit.kv_head) * work.group * m_.head_dim;
     const uint64_t key = unit.partition < 0 ? k_.attend(work, out, attended_.width)
                                             : k_.attend_partition(work, unit.partition, partials_.data() + unit.partial);
     if (key != UNBROKEN) guard_.report(unit.row, key);
+}
+
+void Decoder::attend_company(int layer, int thread, const Company::Unit& unit) {
+    const int* members = company_.members(unit);
+    int32_t places[ATTEND_QUERIES];
+    float* out[ATTEND_QUERIES];
+    AttendWork work = attend_work(layer, thread, members[0], unit.kv_head);
+    for (int i = 0; i < unit.count; ++i) {
+        places[i] = step_->rows[static_cast<size_t>(members[i])].first_token;
+        out[i] = partials_.data() + company_.partials(members[i], unit.kv_head) + unit.partition * company_.partition_floats();
+    }
+    work.tokens = unit.count;
+    work.first_position = (unit.partition + 1) * PARTITION_TOKENS - 1;  // from there on, a query sees all of the partition
+    work.places = places;
+    const uint64_t key = k_.attend_shared(work, unit.partition, out);
+    for (int i = 0; key != UNBROKEN && i < unit.count; ++i) guard_.report(members[i], key);
 }
 
 bool Decoder::seal_digests(const int32_t* pages, int count, uint8_t* folds) {

@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "company.h"
 #include "kernels.h"
 #include "memory.h"
 #include "pack.h"
@@ -112,7 +113,11 @@ class Decoder {
     void embed(int token);
     void norm_into(int token, const Vector& weight, Activations& to);
     void finish_heads(int layer, int token);
+    void attend(int layer);
+    bool windowed(int layer) const { return !m_.windows.empty() && m_.windows[static_cast<size_t>(layer)] > 0; }
+    AttendWork attend_work(int layer, int thread, int row, int kv_head);
     void attend_unit(int layer, int thread, const AttendUnit& unit);
+    void attend_company(int layer, int thread, const Company::Unit& unit);
     void finish_attention(int token);
     void round(int token, Activations& a);
     void finish_hidden(int token);
@@ -134,6 +139,7 @@ class Decoder {
     int tokens_ = 0;
     std::vector<int> row_of_, position_of_, hidden_slot_;
     std::vector<AttendUnit> attend_units_;
+    Company company_;
     std::vector<float> hidden_, q_, key_, value_, cosines_, sines_, partials_;
     std::vector<std::vector<float>> scratch_, gated_;  // of each thread
     Activations x_, attended_, act_, head_;

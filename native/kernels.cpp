@@ -15,8 +15,8 @@ namespace kvseal {
 namespace KVSEAL_ISA {
 
 const Kernels& table() {
-    static const Kernels kernels = {KVSEAL_NAME(KVSEAL_ISA), linear,    quantise,         rms_norm,       rope,       silu_multiply,
-                                    store_kv,                attend,    attend_partition, attend_combine, exponential};
+    static const Kernels kernels = {KVSEAL_NAME(KVSEAL_ISA), linear, quantise,         rms_norm,      rope,           silu_multiply,
+                                    store_kv,                attend, attend_partition, attend_shared, attend_combine, exponential};
     return kernels;
 }
 

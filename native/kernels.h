@@ -90,6 +90,9 @@ struct AttendWork {
     const float* q;  // query of the first token, first head of the group; heads contiguous
     int64_t q_stride;
     float* scratch;  // attend_scratch_floats
+    const int32_t* places = nullptr;  // of queries that do not follow each other: token t's lies at q + places[t] * q_stride
+    const float* before = nullptr;    // of one token: partials [partition][group] of the first partitions, computed elsewhere,
+    int32_t before_partitions = 0;    // so many
 };
 constexpr int ATTEND_QUERIES = 48;  // tokens * group of one unit, at most (a unit of one token may have more heads)
 
@@ -108,6 +111,8 @@ struct Kernels {
     uint64_t (*attend)(const AttendWork&, float* out, int64_t out_stride);
     // The same for one partition only: partial[query] = maximum, sum, head_dim accumulators.
     uint64_t (*attend_partition)(const AttendWork&, int partition, float* partial);
+    // For queries of several rows that share the partition's pages and see all of it: token t's partials go to out[t], [group].
+    uint64_t (*attend_shared)(const AttendWork&, int partition, float* const* out);
     // Combines partials [partitions][group] of one token in order; writes out[head of group][dim].
     void (*attend_combine)(const float* partials, int partitions, int group, int head_dim, float* out);
     void (*exponential)(const float* x, int n, float* out);

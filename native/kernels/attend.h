@@ -58,7 +58,7 @@ static void scale_queries(const AttendWork& w, const Scratch& scratch) {
     const f8 scale = splat(w.scale * 1.44269504088896341f);
     for (int t = 0; t < w.tokens; ++t)
         for (int h = 0; h < w.group; ++h) {
-            const float* q = w.q + t * w.q_stride + static_cast<int64_t>(h) * dims;
+            const float* q = w.q + (w.places != nullptr ? w.places[t] : t) * w.q_stride + static_cast<int64_t>(h) * dims;
             float* out = scratch.queries + (static_cast<int64_t>(t) * w.group + h) * dims;
             f8 sums = splat(0.0f);
             for (int d = 0; d < dims; d += 8) {
@@ -316,7 +316,8 @@ static uint64_t attend(const AttendWork& w, float* out, int64_t out_stride) {
     uint64_t broken = UNBROKEN;
     scale_queries(w, scratch);
     for (int64_t i = 0; i < queries * stride; i += 8) store8(scratch.total + i, splat(0.0f));
-    for (int partition = oldest / PARTITION_TOKENS; partition <= last && broken == UNBROKEN; ++partition) {
+    for (int i = 0; i < w.before_partitions * w.group; ++i) combine(scratch.total + i % w.group * stride, w.before + i * stride, dims);
+    for (int partition = most(oldest / PARTITION_TOKENS, w.before_partitions); partition <= last && broken == UNBROKEN; ++partition) {
         broken = compute_partition(w, scratch, partition, scratch.partial);
         for (int q = 0; broken == UNBROKEN && q < queries; ++q) combine(scratch.total + q * stride, scratch.partial + q * stride, dims);
     }
@@ -335,6 +336,15 @@ static uint64_t attend_partition(const AttendWork& w, int partition, float* part
     const Scratch scratch = divide_scratch(w);
     scale_queries(w, scratch);
     return compute_partition(w, scratch, partition, partial);
+}
+
+static uint64_t attend_shared(const AttendWork& w, int partition, float* const* out) {
+    const Scratch scratch = divide_scratch(w);
+    const int64_t floats = static_cast<int64_t>(w.group) * (w.kv->head_dim + HEADER);
+    scale_queries(w, scratch);
+    const uint64_t broken = compute_partition(w, scratch, partition, scratch.partial);
+    for (int t = 0; t < w.tokens; ++t) __builtin_memcpy(out[t], scratch.partial + t * floats, static_cast<size_t>(floats) * sizeof(float));
+    return broken;
 }
 
 static void attend_combine(const float* partials, int partitions, int group, int head_dim, float* out) {

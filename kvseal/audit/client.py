@@ -148,7 +148,7 @@ class Client:
             try:
                 limit_s = deadline_s if ask.cancel_after_s is None else min(deadline_s, ask.cancel_after_s)
                 async with asyncio.timeout(min(limit_s, max(0.1, self.budget.left_s))):
-                    await self._exchange(answer, began_s)
+                    await self._exchange(answer, began_s, deadline_s)
             except asyncio.CancelledError:
                 answer.end, answer.note = End.CANCELLED, "given up by the audit"
                 raise
@@ -172,12 +172,13 @@ class Client:
                     self.budget.settle(booked, answer.prompt_tokens + (answer.completion_tokens or 0))
             return answer
 
-    async def _exchange(self, answer: Answer, began_s: float) -> None:
+    async def _exchange(self, answer: Answer, began_s: float, deadline_s: float) -> None:
         ask = answer.ask
         content = json.dumps(ask.body(self.model)).encode()
         headers = {"Content-Type": "application/json", **self._authorization(ask.tenant)}
         url = self.settings.url + ask.path()
-        async with self._http.stream("POST", url, content=content, headers=headers) as response:
+        patience = httpx.Timeout(deadline_s, connect=min(10.0, deadline_s))
+        async with self._http.stream("POST", url, content=content, headers=headers, timeout=patience) as response:
             answer.status = response.status_code
             answer.header_id = response.headers.get("x-request-id", "")[:80]
             answer.retry_after_s = _retry_after(response.headers.get("retry-after"))

@@ -49,7 +49,6 @@ class Scene:
     concurrency: int = 4
     floor: float = 0.0  # Noise of logprobs under load, measured by the leak probe on prompts that reuse nothing.
     floor_known: bool = False
-    pace_s: float = 0.0  # What one more prompt token costs on the idle server.
     alone_s: float = 0.0  # A small request on the idle server, for judging hangs.
     notes: list[str] = field(default_factory=list)
 

@@ -20,7 +20,7 @@ _BURST_TOKENS = 32
 
 
 def cost(target: Target, depth: Depth, concurrency: int) -> Cost:
-    requests = 16 + _bursts(depth) * concurrency + 12
+    requests = 17 + _bursts(depth) * concurrency + 12
     return Cost(requests, requests * (64 + _BURST_TOKENS))
 
 
@@ -129,8 +129,12 @@ async def _burst(scene: Scene, result: ProbeResult) -> None:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
     scene.listen(answers, result)
+    slow = await _too_slow(scene, answers)
+    if slow:
+        result.unproven.append(slow)
     for answer in answers:
-        _judge_burst(scene, result, answer)
+        if not (slow and hung(answer)):
+            _judge_burst(scene, result, answer)
     served = sum(answer.ok for answer in answers)
     refused = sum(answer.status in (429, 503) for answer in answers)
     if served + refused == len(answers):
@@ -153,6 +157,23 @@ async def _burst(scene: Scene, result: ProbeResult) -> None:
                 "Health must not need a free place among the requests.",
             )
         )
+
+
+async def _too_slow(scene: Scene, answers: list[Answer]) -> str:
+    """Why requests of a burst that were not answered in time prove nothing; empty where they prove a hang, or where there are none.
+
+    A server without any concurrency needs for the last of `n` requests `n` times what it needs for one.
+    """
+    silent = next((answer for answer in answers if hung(answer)), None)
+    if silent is None:
+        return ""
+    alone = await scene.client.ask(replace(silent.ask, label="the same as in the burst, alone"), retry=False)
+    timeout_s = scene.client.settings.timeout_s
+    scene.alone_s = alone.total_s if alone.ok else scene.alone_s
+    due_s = 2 * scene.concurrency * alone.total_s
+    if not alone.ok or due_s < timeout_s:
+        return ""
+    return f"{scene.concurrency} requests at once may take {due_s:.0f} s at this server's pace: give more --timeout to tell slow from stuck"
 
 
 def _judge_burst(scene: Scene, result: ProbeResult, answer: Answer) -> None:

@@ -1,8 +1,9 @@
 """Prefix cache isolation: can one tenant sense what another one asked?
 
-Two instruments. Cached-token counts in usage are certain. Time to first token needs statistics: the owner's own warm and cold times are the
-positive control, and the test says with which power it could have seen the same effect for a stranger. Sharing across tenants is "not
-isolated", a finding of its own: text does not leak by it, but what others asked can be guessed and confirmed.
+Two instruments. Cached-token counts in usage are certain. Time to first token needs statistics, of pairs measured at one moment (a busy
+machine is slow by phases), and as many as the server's noise asks for: the owner's own warm and cold times are the positive control, and
+the test says with which power it could have seen the same effect for a stranger. Sharing across tenants is "not isolated", a finding of its
+own: text does not leak by it, but what others asked can be guessed and confirmed.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ from dataclasses import dataclass, field, replace
 
 from kvseal.audit.findings import Confidence, Finding, Grade, ProbeResult, Series
 from kvseal.audit.probes.base import Cost, Depth, Probe, Scene, exhibit
-from kvseal.audit.statistics import ALPHA, WANTED_POWER, median, power, rank_test
+from kvseal.audit.statistics import ALPHA, WANTED_POWER, median, paired_test, power
 from kvseal.audit.target import Target
 from kvseal.audit.wire import Answer, Ask
 
 _PREFIX_TOKENS = 512
-_LOOKS = 3
+_LOOKS = 4
 _ALPHA_A_LOOK = ALPHA / _LOOKS  # So that looking more than once does not raise false alarms (Bonferroni).
+_ENOUGH_POWER = 0.99  # What one look must have before nothing seen ends the test early.
+_HINT = 0.05  # A test that came so near to its level has not shown that there is nothing.
+_LEAST_RATIO = 1.1  # A cache that is not worth a tenth of the time is not what a stranger senses.
 _REMEDY = "Key the prefix cache by tenant; let a caller narrow its cache, never widen it."
 _SOURCES = ("https://github.com/vllm-project/vllm/issues/16016", "https://github.com/vllm-project/vllm/pull/53347")
 
@@ -29,7 +33,7 @@ def cost(target: Target, depth: Depth, concurrency: int) -> Cost:
 
 def _pairs(depth: Depth) -> int:
     """Most pairs of one comparison: `_LOOKS` looks, after each of which it may be decided."""
-    return _LOOKS * {Depth.QUICK: 6, Depth.NORMAL: 12, Depth.THOROUGH: 24}[depth]
+    return _LOOKS * {Depth.QUICK: 8, Depth.NORMAL: 12, Depth.THOROUGH: 24}[depth]
 
 
 def _prefix_tokens(target: Target) -> int:
@@ -79,12 +83,15 @@ async def _between(scene: Scene, result: ProbeResult, who: str, rule: str, *, st
             (fresh, replace(foreign, prompt=other, label="stranger, fresh prefix")),
         ]
         scene.draw.shuffle(later)  # So that no place in the order has its own timing.
+        round_: list[tuple[_Times, Answer]] = []
         for times, ask in [(cold, owner), *later]:
             answer = await scene.client.ask(ask)
             if not answer.ok and ask.salt and answer.status in (400, 422):
                 result.unproven.append(f"the server refuses cache_salt ({answer.status}), so {who} could not be compared")
                 return
-            if answer.ok:
+            round_.append((times, answer))
+        if all(answer.ok for _, answer in round_):  # Pairs are of one round, or they are none.
+            for times, answer in round_:
                 times.take(answer)
     scene.listen([*cold.answers, *warm.answers, *stranger.answers, *fresh.answers], result)
     _judge(scene, result, who, rule, cold, warm, stranger, fresh)
@@ -94,9 +101,9 @@ def _decided(cold: _Times, warm: _Times, stranger: _Times, fresh: _Times) -> boo
     """Enough is known: counts or times already tell, or the test had its power and saw nothing."""
     if stranger.cached and any(count > 8 for count in (*warm.cached, *stranger.cached)):
         return True
-    if rank_test(stranger.seconds, fresh.seconds).p < _ALPHA_A_LOOK:
+    if paired_test(stranger.seconds, fresh.seconds).p < _ALPHA_A_LOOK:
         return True
-    return power(warm.seconds, cold.seconds, len(stranger.seconds), alpha=_ALPHA_A_LOOK) >= WANTED_POWER
+    return power(warm.seconds, cold.seconds, len(stranger.seconds), alpha=_ALPHA_A_LOOK) >= _ENOUGH_POWER
 
 
 def _judge(scene: Scene, result: ProbeResult, who: str, rule: str, cold: _Times, warm: _Times, stranger: _Times, fresh: _Times) -> None:
@@ -124,10 +131,10 @@ def _judge(scene: Scene, result: ProbeResult, who: str, rule: str, cold: _Times,
             )
         )
         return
-    control = rank_test(warm.seconds, cold.seconds)
-    strength = power(warm.seconds, cold.seconds, min(len(stranger.seconds), len(fresh.seconds)), alpha=_ALPHA_A_LOOK)
-    test = rank_test(stranger.seconds, fresh.seconds)
-    if test.p < _ALPHA_A_LOOK and stranger.seconds and median(fresh.seconds) > 1.15 * median(stranger.seconds):
+    control = paired_test(warm.seconds, cold.seconds)
+    strength = power(warm.seconds, cold.seconds, len(stranger.seconds), alpha=_ALPHA_A_LOOK)
+    test = paired_test(stranger.seconds, fresh.seconds)
+    if test.p < _ALPHA_A_LOOK and test.ratio > _LEAST_RATIO:
         result.find(
             _timing_tells(who, rule, stranger, fresh, test.p, Confidence.PROVEN if control.p < _ALPHA_A_LOOK else Confidence.LIKELY)
         )
@@ -135,7 +142,7 @@ def _judge(scene: Scene, result: ProbeResult, who: str, rule: str, cold: _Times,
     counted = bool(stranger.cached) and any(count > 8 for count in warm.cached)
     if counted:
         result.proved.append(f"{who}: the owner sees {max(warm.cached)} cached tokens of its prefix, the stranger never any of it")
-    if strength >= WANTED_POWER:
+    if strength >= WANTED_POWER and test.p > _HINT:
         result.proved.append(
             f"{who}: the stranger's time to first token shows nothing (p = {test.p:.2g}); the owner's own effect would have been seen with"
             f" power {strength:.2f} at alpha {ALPHA}"
@@ -144,7 +151,7 @@ def _judge(scene: Scene, result: ProbeResult, who: str, rule: str, cold: _Times,
         why = (
             "the owner itself is not faster when warm"
             if control.p >= _ALPHA_A_LOOK
-            else f"power is only {strength:.2f} with {len(stranger.seconds)} pairs"
+            else f"power {strength:.2f} with {len(stranger.seconds)} pairs, p = {test.p:.2g}"
         )
         result.unproven.append(f"{who}: no cached-token counts, and timing could not decide ({why})")
     else:
@@ -160,7 +167,7 @@ def _timing_tells(who: str, rule: str, stranger: _Times, fresh: _Times, p: float
         confidence,
         f"the prefix cache is shared between {who}: the time to the first token tells",
         f"A stranger's first token on the owner's prefix took {1e3 * median(stranger.seconds):.1f} ms, on a fresh prefix of the same"
-        f" length {1e3 * median(fresh.seconds):.1f} ms (medians of {len(stranger.seconds)}; one-sided rank test p = {p:.1g}).",
+        f" length {1e3 * median(fresh.seconds):.1f} ms (medians of {len(stranger.seconds)} pairs; one-sided signed-rank test p = {p:.1g}).",
         _REMEDY,
         (exhibit(stranger.answers[0], "stranger on the owner's prefix"), exhibit(fresh.answers[0], "stranger on a fresh prefix")),
         _SOURCES,

@@ -7,27 +7,26 @@ from __future__ import annotations
 
 from kvseal.audit.findings import Confidence, Finding, Grade, ProbeResult
 from kvseal.audit.probes.base import Scene, exhibit, hung
+from kvseal.audit.probes.patience import Patient
 from kvseal.audit.target import numbers_in
 from kvseal.audit.wire import Answer, End
 
 
-def judge_failure(scene: Scene, result: ProbeResult, answer: Answer, limit: int, *, inside: bool) -> None:
+def judge_failure(scene: Scene, result: ProbeResult, patient: Patient, limit: int, *, inside: bool) -> None:
     """Records what is wrong when a prompt at (`inside`) or over the limit got no answer; a proper refusal is not wrong."""
-    where = "at" if inside else "over"
-    expected_s = scene.alone_s + scene.pace_s * answer.ask.prompt_tokens
-    if hung(answer) and 2 * expected_s > scene.client.settings.timeout_s:
-        result.unproven.append(
-            f"a prompt of {answer.ask.prompt_tokens} tokens was not answered within {scene.client.settings.timeout_s:g} s, but"
-            f" at this server's pace it would take {expected_s:.0f} s: give more --timeout to tell slow from stuck"
-        )
+    where, answer = "at" if inside else "over", patient.answer
+    if patient.undecided:
+        result.unproven.append(patient.undecided)
         return
-    finding = _not_refused(scene, answer, limit, where) if not 400 <= answer.status < 500 else _refused(scene, answer, limit, inside)
+    refused = 400 <= answer.status < 500
+    finding = _refused(scene, answer, limit, inside) if refused else _not_refused(scene, patient, limit, where)
     if finding is not None:
         result.find(finding)
 
 
-def _not_refused(scene: Scene, answer: Answer, limit: int, where: str) -> Finding | None:
+def _not_refused(scene: Scene, patient: Patient, limit: int, where: str) -> Finding | None:
     """No answer, and no 4xx either."""
+    answer = patient.answer
     about = f"{answer.ask.prompt_tokens} prompt tokens against a limit of {limit}"
     if hung(answer):
         return Finding(
@@ -35,7 +34,7 @@ def _not_refused(scene: Scene, answer: Answer, limit: int, where: str) -> Findin
             Grade.HANG,
             Confidence.LIKELY,
             f"a prompt {where} the limit is never answered",
-            f"{about}: nothing came within {scene.client.settings.timeout_s:g} s (a small prompt takes {scene.alone_s:.2f} s).",
+            f"{about}: {answer.note or 'nothing came'}; {_due(patient)}",
             "Refuse at admission what can never fit; a request must not wait for room that cannot come.",
             (exhibit(answer),),
             ("https://github.com/vllm-project/vllm/issues/35541",),
@@ -70,6 +69,12 @@ def _not_refused(scene: Scene, answer: Answer, limit: int, where: str) -> Findin
         "Refuse with a 4xx and an error body.",
         (exhibit(answer),),
     )
+
+
+def _due(patient: Patient) -> str:
+    if patient.reckoned_s is None:
+        return "nor are shorter prompts answered any more."
+    return f"by shorter prompts asked right after it, {patient.reckoned_s:.1f} s would be due."
 
 
 def _refused(scene: Scene, answer: Answer, limit: int, inside: bool) -> Finding | None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from kvseal.audit.findings import Confidence, Finding, Grade, ProbeResult
 from kvseal.audit.probes.base import Cost, Depth, Probe, Scene, exhibit, hung
 from kvseal.audit.probes.limit_findings import found_accepted, found_truncation, judge_failure, refused_near, short_count
+from kvseal.audit.probes.patience import MOST_ASKS, ask_patiently
 from kvseal.audit.probes.truncation import CONTROL_TOKENS, whole_prompt_is_read
 from kvseal.audit.target import Target, numbers_in
 from kvseal.audit.wire import End
@@ -28,7 +29,8 @@ def cost(target: Target, depth: Depth, concurrency: int) -> Cost:
     over = 4 * 2 * kinds  # Over, far over, and between, as stream and not.
     refused = Cost(over, over // 4 * (limit + 1 + 2 * _far(limit)))
     inside = Cost(3 * kinds + 6, (3 * kinds + 6) * limit)
-    return refused + inside + Cost(8, 8 * (CONTROL_TOKENS + 16)) + Cost(8, 64)
+    silent = Cost(3 * MOST_ASKS, 6 * limit)  # At most one prompt in each of three places is silent.
+    return refused + inside + silent + Cost(8, 8 * (CONTROL_TOKENS + 16)) + Cost(8, 64)
 
 
 async def run(scene: Scene, result: ProbeResult) -> None:
@@ -41,7 +43,7 @@ async def run(scene: Scene, result: ProbeResult) -> None:
     if not scene.target.gauge.known:
         result.unproven.append("the server counts tokens nowhere, so prompts could not be sized to the limit")
         return
-    await _measure_pace(scene, limit)
+    await _measure_pace(scene)
     counts_ok = await _inside(scene, result, limit)
     await _between(scene, result, limit)
     await _over(scene, result, limit)
@@ -58,14 +60,11 @@ def _text(scene: Scene, tokens: int, chat: bool) -> str:
     return scene.target.gauge.text(tokens, scene.draw, chat=chat)
 
 
-async def _measure_pace(scene: Scene, limit: int) -> None:
-    """How long a small prompt takes, and how much longer each further token makes it: a slow server is not a hanging one."""
-    small, larger = 32, min(288, limit // 2)
+async def _measure_pace(scene: Scene) -> None:
+    """How long a small prompt takes on the idle server."""
     chat = scene.target.plain
-    first = await scene.client.ask(scene.ask(_text(scene, small, chat), tokens=small, max_tokens=4, label="small prompt before"))
-    second = await scene.client.ask(scene.ask(_text(scene, larger, chat), tokens=larger, max_tokens=4, label="a larger prompt"))
+    first = await scene.client.ask(scene.ask(_text(scene, 32, chat), tokens=32, max_tokens=4, label="small prompt before"))
     scene.alone_s = max(scene.alone_s, first.total_s)
-    scene.pace_s = max(0.0, (second.total_s - first.total_s) / max(1, larger - small))
 
 
 async def _learn_limit(scene: Scene, result: ProbeResult) -> None:
@@ -99,7 +98,8 @@ async def _inside(scene: Scene, result: ProbeResult, limit: int) -> bool:
             ask = scene.ask(
                 _text(scene, tokens, chat), tokens=tokens, max_tokens=1, chat=chat, label=f"prompt of {tokens}, {total} with output"
             )
-            answer = await scene.client.ask(ask)
+            patient = await ask_patiently(scene, ask, tokens)
+            answer = patient.answer
             scene.listen([answer], result)
             if answer.ok and short_count(scene, answer, tokens):
                 found_truncation(result, answer, tokens)
@@ -107,7 +107,9 @@ async def _inside(scene: Scene, result: ProbeResult, limit: int) -> bool:
             elif answer.ok:
                 served += 1
             elif not refused_near(scene, answer, limit, 16):
-                judge_failure(scene, result, answer, limit, inside=True)
+                judge_failure(scene, result, patient, limit, inside=True)
+                if hung(answer):  # Each further one would take the whole time limit, and hold the server.
+                    return good
     if served:
         result.proved.append(f"prompts of the advertised length ({limit} tokens with the output) are answered and counted in full")
     return good
@@ -140,12 +142,14 @@ async def _between(scene: Scene, result: ProbeResult, limit: int) -> None:
         ask = scene.ask(
             _text(scene, tokens, scene.target.plain), tokens=tokens, max_tokens=1, stream=stream, label="between pool and context"
         )
-        answer = await scene.client.ask(ask)
-        scene.listen([answer], result)
-        if answer.ok:
-            found_accepted(scene, result, answer, tokens, pool, "the KV pool")
+        patient = await ask_patiently(scene, ask, tokens)
+        scene.listen([patient.answer], result)
+        if patient.answer.ok:
+            found_accepted(scene, result, patient.answer, tokens, pool, "the KV pool")
         else:
-            judge_failure(scene, result, answer, pool, inside=False)
+            judge_failure(scene, result, patient, pool, inside=False)
+            if hung(patient.answer):
+                return
 
 
 async def _over(scene: Scene, result: ProbeResult, limit: int) -> None:
@@ -157,17 +161,17 @@ async def _over(scene: Scene, result: ProbeResult, limit: int) -> None:
             for stream in (False, True):
                 label = f"over the limit of {limit}"
                 ask = scene.ask(_text(scene, tokens, chat), tokens=tokens, max_tokens=8, chat=chat, stream=stream, label=label)
-                answer = await scene.client.ask(replace(ask, prompt_tokens=0))  # A refusal costs no tokens: do not book them.
+                patient = await ask_patiently(scene, replace(ask, prompt_tokens=0), tokens)  # A refusal costs no tokens: do not book them.
+                answer = patient.answer
                 answer.ask = ask
                 scene.listen([answer], result)
                 if answer.ok:
                     found_accepted(scene, result, answer, tokens, limit, "the advertised context")
-                elif hung(answer):
-                    judge_failure(scene, result, answer, limit, inside=False)
-                    return  # Each further one would take the whole time limit, and hold the server.
-                else:
-                    judge_failure(scene, result, answer, limit, inside=False)
-                    refused += 400 <= answer.status < 500
+                    continue
+                judge_failure(scene, result, patient, limit, inside=False)
+                refused += 400 <= answer.status < 500
+                if hung(answer):
+                    return
     if refused and not result.findings:
         result.proved.append(f"{refused} prompts over the limit were refused with a 4xx, none was answered")
 

@@ -12,7 +12,7 @@ import hashlib
 import json
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -25,6 +25,7 @@ MAX_BODY_BYTES = 8 << 20
 MAX_EVENT_BYTES = 1 << 20
 MAX_RETRIES = 4
 MAX_BACKOFF_S = 20.0
+LEAST_SECRET_LETTERS = 4  # A shorter key is no secret, and would be found in every text.
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +130,13 @@ class Client:
         return await self._plain("POST", path, data, root=root, tenant=tenant, timeout_s=timeout_s or self.settings.timeout_s)
 
     def redact(self, text: str) -> str:
-        """`text` with every key of the user replaced by a digest's beginning: servers do echo keys in error messages."""
+        """`text` with every key of the user replaced by a digest's beginning: servers do echo keys in error messages.
+
+        Everything that a server says goes through this before anything else sees it, above all before a text is cut to its first letters:
+        half a key would not be found any more.
+        """
         for key in self.settings.keys:
-            if key:
+            if len(key) >= LEAST_SECRET_LETTERS:
                 text = text.replace(key, key_name(key))
         return text
 
@@ -161,11 +166,11 @@ class Client:
             except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, ssl.SSLError, OSError, ValueError) as error:
                 timed_out = isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout)
                 answer.end = End.TIMEOUT if timed_out else End.CUT
-                answer.note = self.redact(f"{type(error).__name__}: {error}"[:200])
+                answer.note = self.redact(f"{type(error).__name__}: {error}")[:200]
             finally:
                 self._in_flight -= 1
                 answer.total_s = time.monotonic() - began_s
-                answer.error_message = self.redact(answer.error_message)
+                answer.text = self.redact(answer.text)  # A stream may have brought a key letter by letter.
                 if answer.end is End.REFUSED:
                     self.budget.settle(booked, 0)
                 elif answer.prompt_tokens is not None:
@@ -180,13 +185,13 @@ class Client:
         patience = httpx.Timeout(deadline_s, connect=min(10.0, deadline_s))
         async with self._http.stream("POST", url, content=content, headers=headers, timeout=patience) as response:
             answer.status = response.status_code
-            answer.header_id = response.headers.get("x-request-id", "")[:80]
+            answer.header_id = self.redact(response.headers.get("x-request-id", ""))[:80]
             answer.retry_after_s = _retry_after(response.headers.get("retry-after"))
-            kind = response.headers.get("content-type", "")
+            kind = self.redact(response.headers.get("content-type", ""))
             if response.status_code == 200 and ask.stream and "text/event-stream" in kind:
-                await _read_stream(answer, response, began_s)
+                await _read_stream(answer, response, began_s, self.redact)
                 return
-            raw, cut = await _read_bounded(response)
+            raw, cut = await _read_bounded(response, self.redact)
             answer.first_s = time.monotonic() - began_s
             if cut:
                 answer.end, answer.note = End.OVERSIZE, f"the body is longer than {MAX_BODY_BYTES} bytes"
@@ -214,11 +219,11 @@ class Client:
                 asyncio.timeout(min(timeout_s, max(0.1, self.budget.left_s))),
                 self._http.stream(method, url, content=data, headers=headers) as response,
             ):
-                raw, cut = await _read_bounded(response)
+                raw, cut = await _read_bounded(response, self.redact)
                 return Reply(
                     response.status_code,
                     raw,
-                    response.headers.get("content-type", "")[:80],
+                    self.redact(response.headers.get("content-type", ""))[:80],
                     "the body is too long" if cut else "",
                     time.monotonic() - began_s,
                     _retry_after(response.headers.get("retry-after")),
@@ -228,7 +233,7 @@ class Client:
                 self.budget.check_time()
             return Reply(0, note=f"no end within {timeout_s:g} s", seconds=time.monotonic() - began_s)
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, ssl.SSLError, OSError, ValueError) as error:
-            return Reply(0, note=self.redact(f"{type(error).__name__}: {error}"[:200]), seconds=time.monotonic() - began_s)
+            return Reply(0, note=self.redact(f"{type(error).__name__}: {error}")[:200], seconds=time.monotonic() - began_s)
 
     def _authorization(self, tenant: int) -> dict[str, str]:
         keys = self.settings.keys
@@ -253,14 +258,15 @@ def _retry_after(value: str | None) -> float | None:
         return None
 
 
-async def _read_bounded(response: httpx.Response) -> tuple[bytes, bool]:
+async def _read_bounded(response: httpx.Response, redact: Callable[[str], str]) -> tuple[bytes, bool]:
     """The body, and whether it was cut off at `MAX_BODY_BYTES`."""
     held = bytearray()
     async for chunk in response.aiter_raw():
         held += chunk
         if len(held) > MAX_BODY_BYTES:
-            return bytes(held[:MAX_BODY_BYTES]), True
-    return bytes(held), False
+            break
+    text = redact(held[:MAX_BODY_BYTES].decode("utf-8", "surrogateescape"))
+    return text.encode("utf-8", "surrogateescape"), len(held) > MAX_BODY_BYTES
 
 
 async def _lines(response: httpx.Response) -> AsyncIterator[str]:
@@ -278,7 +284,7 @@ async def _lines(response: httpx.Response) -> AsyncIterator[str]:
         yield held.decode("utf-8", "replace")
 
 
-async def _read_stream(answer: Answer, response: httpx.Response, began_s: float) -> None:
+async def _read_stream(answer: Answer, response: httpx.Response, began_s: float, redact: Callable[[str], str]) -> None:
     """Reads server-sent events until [DONE], the end, an error event, or the chunk at which we hang up."""
     ask, chunks = answer.ask, 0
     try:
@@ -286,7 +292,7 @@ async def _read_stream(answer: Answer, response: httpx.Response, began_s: float)
             if not line.startswith("data:"):
                 continue
             before = len(answer.text) + len(answer.steps)
-            read_event(answer, line[5:])
+            read_event(answer, redact(line[5:]))
             if len(answer.text) + len(answer.steps) > before:
                 chunks += 1
                 answer.first_s = answer.first_s if answer.first_s is not None else time.monotonic() - began_s

@@ -81,7 +81,7 @@ async def audit(settings: AuditSettings, progress: Progress = no_progress) -> Re
             if not settings.only or "offline" in settings.only:
                 await _look_offline(settings, scene, report)
         except CannotAudit as error:
-            report.stopped = client.redact(str(error))
+            report.stopped = str(error)
         except BudgetSpent as error:
             report.stopped = report.stopped or f"{error}; raise it with --budget"
         except asyncio.CancelledError:
@@ -210,7 +210,7 @@ async def plan(settings: AuditSettings) -> Plan:
         try:
             target = await survey(client, model=settings.model, context_tokens=settings.context_tokens)
         except (CannotAudit, BudgetSpent) as error:
-            guessed = client.redact(str(error))
+            guessed = str(error)
             target = Target(settings.model or "?", context_tokens=settings.context_tokens)
     target.completions = target.chat = True
     if target.context_tokens is None:

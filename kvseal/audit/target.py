@@ -6,11 +6,13 @@ untrue.
 
 from __future__ import annotations
 
+import asyncio
 import random
 import re
+import time
 from dataclasses import dataclass, field
 
-from kvseal.audit.client import Client
+from kvseal.audit.client import Client, Reply
 from kvseal.audit.metrics import Samples, parse_metrics
 from kvseal.audit.prompts import Gauge, filler
 from kvseal.audit.wire import Answer, Ask, End, Json, dig, whole
@@ -74,7 +76,7 @@ class Target:
 
 async def survey(client: Client, *, model: str, context_tokens: int | None) -> Target:
     """Reads what the server publishes; generates nothing. Raises `CannotAudit`."""
-    models = await client.get("/models")
+    models = await _models(client)
     if models.status == 0:
         raise CannotAudit(f"{client.settings.url}/models: {models.note}. Is the server running, and does the address end in /v1?")
     if models.status in (401, 403):
@@ -98,6 +100,18 @@ async def survey(client: Client, *, model: str, context_tokens: int | None) -> T
     if context_tokens is not None:
         target.context_tokens, target.said_by = context_tokens, "--context"
     return target
+
+
+async def _models(client: Client) -> Reply:
+    """What /models says. A server that still loads its model answers 503: it is waited for as long as a request may take."""
+    until_s = time.monotonic() + client.settings.timeout_s
+    while True:
+        reply = await client.get("/models")
+        left_s = until_s - time.monotonic()
+        if reply.status not in (429, 503) or left_s <= 0:
+            return reply
+        wait_s = reply.retry_after_s if reply.retry_after_s is not None else 1.0
+        await asyncio.sleep(min(left_s, max(0.05, wait_s)))
 
 
 async def _ask_around(client: Client, target: Target) -> None:

@@ -60,19 +60,19 @@ def honest_traits(seed: int) -> Traits:
     return Traits.drawn(seed)
 
 
-def _jobs(seeds: int, honest: int, first: int = 1) -> Iterator[tuple[str, int]]:
+def _jobs(seeds: int, honest: int, first: int, switches: list[str]) -> Iterator[tuple[str, int]]:
     for seed in range(first, max(seeds, honest) + 1):
         if seed <= honest:
             yield "", seed
         if seed <= seeds:
-            for fault in FAULTS:
+            for fault in switches:
                 yield fault, seed
 
 
-def _run_missing(path: Path, seeds: int, honest: int, first: int = 1) -> list[dict[str, Any]]:
+def _run_missing(path: Path, seeds: int, honest: int, first: int, switches: list[str]) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     have = {(row["fault"], row["seed"]) for row in rows}
-    for fault, seed in _jobs(seeds, honest, first):
+    for fault, seed in _jobs(seeds, honest, first, switches):
         if (fault, seed) in have:
             continue
         if fault:
@@ -120,9 +120,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--honest", type=int, default=60)
     parser.add_argument("--first", type=int, default=1, help="begin with this seed, to share the work among processes")
+    parser.add_argument("--switches", default=",".join(FAULTS), help="only these, parted by commas (default: all)")
     parser.add_argument("--out", type=Path, default=Path("audit-rates.jsonl"))
     options = parser.parse_args()
-    print(table(_run_missing(options.out, options.seeds, options.honest, options.first)))
+    print(table(_run_missing(options.out, options.seeds, options.honest, options.first, options.switches.split(","))))
 
 
 if __name__ == "__main__":

@@ -201,22 +201,80 @@ def test_models_that_are_no_list() -> None:
     assert asyncio.run(_audit(handler)).exit_status == 2
 
 
-def test_a_key_that_the_server_echoes_is_in_no_report() -> None:
-    secret = "sk-very-secret-key-0123456789"
+SECRET = "sk-very-secret-key-0123456789"
+
+
+def _said_everywhere(report: Report) -> None:
+    text = _all_reports(report)
+    assert SECRET not in text and "secret" not in text and "key-" in text
+
+
+def test_a_key_that_a_refusal_echoes_is_in_no_report() -> None:
+    """Also not half of it, where a text is cut to its first letters."""
 
     async def handler(http: Exchange) -> None:
         key = http.headers.get("authorization", "")
         if http.path == "/v1/models":
             await http.reply(200, MODELS)
         else:
-            await http.reply(401, {"error": {"message": f"bad key {key}"}})
+            await http.reply(401, {"error": {"message": "x" * (480 if http.body else 180) + f" bad key {key}"}})
 
-    async def go() -> str:
+    async def go() -> Report:
         async with RawServer(handler) as server:
-            return _all_reports(await audit(_settings(server.url, keys=(secret,))))
+            return await audit(_settings(server.url, keys=(SECRET,)))
 
-    text = asyncio.run(go())
-    assert secret not in text and "key-" in text
+    _said_everywhere(asyncio.run(go()))
+
+
+def test_a_key_that_answers_echo_in_every_field_is_in_no_report() -> None:
+    async def handler(http: Exchange) -> None:
+        key = http.headers.get("authorization", "").removeprefix("Bearer ")
+        if http.path == "/v1/models":
+            await http.reply(200, {"data": [{"id": f"model-{key}", "max_model_len": 256, "owned_by": key}]})
+        elif http.path in ("/v1/completions", "/v1/chat/completions") and b'"stream": true' in http.body:
+            await http.start_stream()
+            for letter in key:
+                await http.event(
+                    {"id": key, "choices": [{"index": 0, "text": letter, "delta": {"content": letter}, "finish_reason": None}]}
+                )
+            await http.event({"id": key, "choices": [{"index": 0, "text": "", "delta": {}, "finish_reason": key}]})
+            await http.event("[DONE]")
+            await http.end_stream()
+        elif http.path in ("/v1/completions", "/v1/chat/completions"):
+            usage = {"prompt_tokens": 40, "completion_tokens": 1, "total_tokens": 41}
+            choice = {"text": f" it is {key}", "message": {"role": "assistant", "content": f"it is {key}"}, "finish_reason": key}
+            await http.reply(200, {"id": key, "choices": [choice], "usage": usage}, headers={"x-request-id": key})
+        else:
+            await http.reply(404, f"no route for {key}".encode(), kind=f"text/{key}")
+
+    async def go() -> Report:
+        async with RawServer(handler) as server:
+            return await audit(_settings(server.url, keys=(SECRET,), timeout_s=2.0, only=("leak", "honesty", "limits")))
+
+    report = asyncio.run(go())
+    assert report.findings
+    _said_everywhere(report)
+
+
+def test_a_server_that_still_loads_its_model_is_waited_for() -> None:
+    standin, asked = Standin("", 1, Traits()), iter(range(2))
+
+    async def handler(http: Exchange) -> None:
+        if http.path == "/v1/models" and next(asked, None) is not None:
+            await http.reply(503, {"error": {"message": "Loading model"}}, headers={"Retry-After": "0"})
+        else:
+            await standin.handle(http)
+
+    report = asyncio.run(_audit(handler, timeout_s=5.0, only=("honesty",)))
+    assert report.stopped == "" and report.exit_status == 0
+
+
+def test_a_server_that_never_gets_ready_is_given_up() -> None:
+    async def handler(http: Exchange) -> None:
+        await http.reply(503, {"error": {"message": "Loading model"}})
+
+    report = asyncio.run(_audit(handler))
+    assert report.exit_status == 2 and "status 503" in report.stopped
 
 
 def test_never_more_in_flight_than_told() -> None:

@@ -13,7 +13,7 @@ def render(report: Report) -> str:
     failed = sum(result.verdict is Verdict.FOUND for result in results)
     skipped = sum(result.verdict in (Verdict.SKIPPED, Verdict.UNPROVEN) for result in results)
     counts = {
-        "tests": str(max(1, len(results))),
+        "tests": str(len(results) + bool(report.stopped)),
         "failures": str(failed),
         "skipped": str(skipped),
         "errors": str(int(bool(report.stopped))),

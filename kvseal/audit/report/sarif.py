@@ -49,8 +49,8 @@ def _rule(finding: Finding) -> dict[str, Any]:
     }
     if finding.remedy:
         rule["help"] = {"text": finding.remedy}
-    if finding.sources:
-        rule["helpUri"] = finding.sources[0]
+    if addresses := [source for source in finding.sources if source.startswith("https://")]:
+        rule["helpUri"] = addresses[0]
     return rule
 
 

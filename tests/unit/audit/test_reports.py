@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
+from html.parser import HTMLParser
+from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
 from kvseal.audit.findings import Confidence, Exhibit, Finding, Grade, ProbeResult, Report, Series, Verdict
@@ -27,6 +30,66 @@ def test_html_holds_no_markup_of_a_stranger() -> None:
     page = html.render(_report())
     assert "<script" not in page and "javascript:alert(1)" in page and 'href="javascript' not in page
     assert "Content-Security-Policy" in page and page.count("<svg") == 2
+
+
+def test_html_fetches_nothing() -> None:
+    """Links may lead elsewhere; nothing is loaded from there, and nothing runs."""
+    fetched: list[tuple[str, str]] = []
+    links: list[str] = []
+
+    class Reader(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            assert tag not in ("script", "link", "iframe", "img", "object", "embed", "base", "form", "audio", "video", "source", "use"), tag
+            for name, value in attrs:
+                assert not name.startswith("on"), name
+                if name in ("src", "srcset", "xlink:href", "action", "background", "poster", "data"):
+                    fetched.append((name, value or ""))
+                if name == "href":
+                    links.append(value or "")
+
+    page = html.render(_report())
+    Reader().feed(page)
+    assert fetched == [] and links == ["https://example.org/?a=1&b=<x>"]
+    style = page[page.index("<style>") : page.index("</style>")]
+    assert "url(" not in style and "@import" not in style
+    assert "default-src 'none'" in page
+
+
+def test_sarif_is_as_its_schema_says() -> None:
+    """The parts of the SARIF 2.1.0 schema that concern this report: required and known properties, their types and enumerations."""
+    for report in (_report(), _report(findings=False), Report({"address": "http://x/v1"}, {}, "2026-01-01T00:00:00Z", stopped="nobody")):
+        log = json.loads(sarif.render(report))
+        assert log.keys() == {"$schema", "version", "runs"} and log["version"] == "2.1.0"
+        (run,) = log["runs"]
+        assert run.keys() <= {"tool", "invocations", "results"} and "tool" in run
+        driver = run["tool"]["driver"]
+        assert driver.keys() <= {"name", "informationUri", "rules", "version"} and driver["name"]
+        assert urlsplit(driver["informationUri"]).scheme == "https"
+        for rule in driver["rules"]:
+            assert rule.keys() <= {"id", "shortDescription", "defaultConfiguration", "properties", "help", "helpUri"} and rule["id"]
+            assert rule["shortDescription"]["text"] and rule["defaultConfiguration"]["level"] in ("none", "note", "warning", "error")
+            assert len(set(rule["properties"]["tags"])) == len(rule["properties"]["tags"])
+            assert rule.get("helpUri", "https://").startswith("https://")
+        assert len({rule["id"] for rule in driver["rules"]}) == len(driver["rules"])
+        for invocation in run["invocations"]:
+            assert isinstance(invocation["executionSuccessful"], bool) and isinstance(invocation["exitCode"], int)
+            assert datetime.fromisoformat(invocation["startTimeUtc"])
+            assert all(note["message"]["text"] for note in invocation.get("toolExecutionNotifications", []))
+        for result in run["results"]:
+            assert result.keys() == {"ruleId", "ruleIndex", "level", "rank", "message", "locations"}
+            assert driver["rules"][result["ruleIndex"]]["id"] == result["ruleId"]
+            assert result["level"] in ("none", "note", "warning", "error") and 0.0 <= result["rank"] <= 100.0
+            assert result["message"]["text"] and result["locations"][0]["logicalLocations"][0]["fullyQualifiedName"]
+
+
+def test_junit_counts_its_cases() -> None:
+    for report in (_report(), Report({"address": "http://x/v1"}, {}, "2026-01-01T00:00:00Z", [ProbeResult("leak", "Leak")], stopped="x")):
+        for suite in ElementTree.fromstring(junit.render(report).encode("utf-8", "replace")).iter("testsuite"):
+            cases = list(suite.iter("testcase"))
+            assert suite.get("tests") == str(len(cases))
+            assert suite.get("failures") == str(sum(case.find("failure") is not None for case in cases))
+            assert suite.get("errors") == str(sum(case.find("error") is not None for case in cases))
+            assert suite.get("skipped") == str(sum(case.find("skipped") is not None for case in cases))
 
 
 def test_junit_is_xml_and_sarif_and_json_are_json() -> None:

@@ -20,7 +20,7 @@ from kvseal.core.outcome import Refused
 from kvseal.handoff.auth import NotTrusted
 from kvseal.node import messages as m
 from kvseal.node import peer_messages as p
-from kvseal.node.channel import Channel, prove_to_router, server_context
+from kvseal.node.channel import HANDSHAKE_S, Channel, prove_to_router, server_context
 from kvseal.node.node_client import Leg, NodeClient
 
 MAX_ROUTERS = 32
@@ -60,7 +60,8 @@ class LinkServer:
         """Raises `ConfigError` when it cannot."""
         context = None if self._tls is None else server_context(self._tls)
         try:
-            self._server = await asyncio.start_server(self._came, host, port, ssl=context)
+            handshake_s = None if context is None else HANDSHAKE_S
+            self._server = await asyncio.start_server(self._came, host, port, ssl=context, ssl_handshake_timeout=handshake_s)
         except OSError as error:
             raise ConfigError(f"--listen: cannot listen on {host}:{port} ({error.strerror or error})") from error
         self.port = int(self._server.sockets[0].getsockname()[1])

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import socket
-import ssl
 import struct
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from kvseal.core.config import TLSFiles
 from kvseal.core.ids import Scope
 from kvseal.exec.backends.cpu import NativeArena, new_arena
 from kvseal.handoff.auth import Dialer, Listener, dial, listen, read_exactly
@@ -23,6 +21,8 @@ from kvseal.handoff.tcp import TCP, TLS
 from kvseal.handoff.transport import Landed, Lost, Report, Source
 from kvseal.kv.geometry import KVGeometry
 from kvseal.lab.pages import digests_of, payload, write_digested
+
+from ..node.certificates import IMPOSTOR, OTHERS, OURS, contexts
 
 GEOMETRY = KVGeometry(layers=2, kv_heads=2, head_dim=16, page_tokens=4)
 SCOPE = Scope(b"0123456789abcdef")
@@ -256,21 +256,23 @@ def test_a_connection_is_used_again_and_a_frozen_one_is_left(near: Near, far: TC
 
 
 @pytest.fixture(scope="module")
-def tls(tmp_path_factory: pytest.TempPathFactory) -> TLS:
-    folder: Path = tmp_path_factory.mktemp("tls")
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=node", "-addext"]
+def tls() -> TLS:
+    return contexts(OURS)
+
+
+@pytest.mark.parametrize("files", [OTHERS, IMPOSTOR], ids=["another-authority", "another-certificate"])
+def test_nobody_of_another_authority_gets_a_page(tls: TLS, files: TLSFiles) -> None:
+    arena, moves = filled()
+    far = TCP(arena.memory, incarnation="sender-0001", secret=SECRET, tls=tls)
+    far.send("handoff-1", "receiver-01", stamps_of(moves))
+    near = Near(contexts(files))
     try:
-        subprocess.run(
-            [*command, "subjectAltName=IP:127.0.0.1", "-keyout", folder / "key", "-out", folder / "cert"], check=True, capture_output=True
-        )
-    except FileNotFoundError:
-        pytest.skip("needs the openssl command to make a certificate")
-    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(folder / "cert"))
-    client = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(folder / "cert"))
-    server.verify_mode = ssl.CERT_REQUIRED
-    for context in (server, client):
-        context.load_cert_chain(folder / "cert", folder / "key")
-    return TLS(server, client)
+        lost = near.fetch(source_of(far), moves)
+        assert isinstance(lost, Lost) and ("SSL" in lost.detail or "Connection" in lost.detail), lost
+        assert near.untouched
+    finally:
+        far.close()
+        near.transport.close()
 
 
 def test_pages_inside_tls_and_nobody_without_a_certificate(tls: TLS, near: Near) -> None:

@@ -151,6 +151,7 @@ def _add_worker(commands: Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument("--listen", required=True, metavar="HOST:PORT", help="an address of this machine that router and nodes reach")
     parser.add_argument("--name", help="what metrics and logs call it (default: role and address)")
     parser.add_argument("--http", metavar="HOST:PORT", help="also an HTTP API, for a front that speaks kv_transfer_params")
+    parser.add_argument("--api-keys", type=Path, metavar="FILE", help="with --http: keys and their tenants, as of kvseal serve")
     _add_link_options(parser)
     _add_engine_options(parser)
     parser.set_defaults(command=_worker)
@@ -284,6 +285,8 @@ def _worker(options: argparse.Namespace) -> int:
     from kvseal.node.models import model_name, resolve_model
     from kvseal.serve.worker import run_worker
 
+    if options.api_keys is not None and not options.http:
+        raise ConfigError("--api-keys are for the HTTP API of a worker; give --http HOST:PORT as well, or leave them out")
     host, port = address_of(options.listen, "--listen")
     if host in ("0.0.0.0", "::"):
         raise ConfigError(f"--listen {options.listen}: give the address that the other nodes reach; they are told it")
@@ -301,7 +304,7 @@ def _worker(options: argparse.Namespace) -> int:
     if options.http:
         http_host, http_port = address_of(options.http, "--http")
         name = model_name(options.model, engine.model)
-        http = ServeConfig(engine=engine, host=http_host, port=http_port, served_model_name=name)
+        http = ServeConfig(engine=engine, host=http_host, port=http_port, served_model_name=name, api_keys=options.api_keys)
     run_worker(WorkerConfig(engine=engine, host=host, port=port, tls=tls, http=http))
     return 0
 

@@ -14,6 +14,7 @@ Laws: L1 and L2 (all pages or none), L3 (sender's nonce before the commit, ours 
 from __future__ import annotations
 
 import logging
+import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from kvseal.core.laws import Law
 from kvseal.handoff.messages import Abort, AnyMessage, Intent, Reason, Role, tokens_digest
 from kvseal.handoff.proof import Landing, Memory
 from kvseal.handoff.receive_session import ReceiveSession, ReceiveState
-from kvseal.handoff.session import Action, Actions, Commit, Drop, Ended, Fence, Fetch, Lease, Patience, Prove, Say, Settle, Terms
+from kvseal.handoff.session import Action, Actions, Commit, Delivered, Drop, Ended, Fence, Fetch, Lease, Patience, Prove, Say, Settle, Terms
 from kvseal.handoff.transport import Landed, Lost, Report, Source, Transport
 from kvseal.handoff.words import Counters, End
 from kvseal.kv.capacity import NeverFits
@@ -47,6 +48,8 @@ class _In:
     tokens: PackedTokens
     scope: Scope
     landing: Landing
+    asked_s: float = 0.0
+    """When the Intent came."""
     grant: Grant | None = None
     ticket: Ticket | None = None
     wants_pages: bool = False
@@ -220,12 +223,12 @@ class Receiving:
             case Say(message):
                 self._outbox.append(message)
             case Lease():
-                one.wants_pages = True
+                one.wants_pages, one.asked_s = True, now_s
                 self._lease(one, handoff, now_s)
             case Fetch(moves):
                 self._transport.receive(handoff, _source_of(session), moves, one.landing)
             case Fence():
-                self._do(handoff, session.fenced(self._transport.fence(handoff)), now_s)
+                self._do(handoff, session.fenced(self._fence(handoff)), now_s)
             case Prove():
                 self._do(handoff, self._prove(one), now_s)
             case Commit():
@@ -238,6 +241,8 @@ class Receiving:
             case Ended(outcome):
                 one.wants_pages = False
                 self.counters.count(outcome)
+                if isinstance(outcome, Delivered):
+                    self.counters.took(now_s - one.asked_s)
                 self._ended.append(End(handoff, outcome, one.grant if session.state is ReceiveState.COMMITTED else None))
             case _:
                 raise LawBroken(Law.L9, f"{type(action).__name__} is no action of a receiver")
@@ -290,6 +295,15 @@ class Receiving:
 
     # --- quiet, or not ---------------------------------------------------------------------------------------
 
+    def _fence(self, handoff: str) -> bool:
+        began_s = time.monotonic()
+        quiet = self._transport.fence(handoff)
+        counters = self.counters
+        counters.fences += 1
+        counters.fence_waits += not quiet
+        counters.fence_s += time.monotonic() - began_s
+        return quiet
+
     def _settle(self, handoff: str, one: _In, quiet: bool) -> None:
         ticket = _ticket(one.ticket)
         if quiet:
@@ -308,7 +322,7 @@ class Receiving:
     def _seek_proof(self, now_s: float) -> None:
         """Asks the transport again, for each; past the cap, tears it down: nothing writes after that."""
         for handoff, stamps in list(self._quarantine.items()):
-            if self._transport.fence(handoff):
+            if self._fence(handoff):
                 self._readmit(handoff, stamps, "a later fence")
         held = self.counters.quarantined_pages
         if held <= self._cap_pages or now_s < self._next_reset_s:

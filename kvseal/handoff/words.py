@@ -5,6 +5,7 @@ Owns `End` and `Counters`, used by both ends.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -20,6 +21,10 @@ class End:
     handoff: str
     outcome: Outcome
     grant: Grant | None = None
+
+
+SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, float("inf"))
+"""Upper bounds of what `Counters.seconds` counts."""
 
 
 @dataclass(slots=True)
@@ -40,6 +45,24 @@ class Counters:
     """Back from that quarantine, on proof."""
     resets: int = 0
     """How often the transport was torn down to get proof: each is an alarm."""
+    fences: int = 0
+    """How often the transport was asked whether it is quiet."""
+    fence_waits: int = 0
+    """How often it could not say so."""
+    fence_s: float = 0.0
+    """What the asking took."""
+    seconds: list[int] = field(default_factory=lambda: [0] * len(SECONDS))
+    """At the receiver: from Intent to receipt, by `SECONDS`. The prompt is computed meanwhile."""
+    seconds_sum: float = 0.0
+
+    def took(self, seconds: float) -> None:
+        """A hand-off that was delivered."""
+        self.seconds[bisect_left(SECONDS, seconds)] += 1
+        self.seconds_sum += seconds
+
+    def histogram(self) -> tuple[tuple[float, int], ...]:
+        """Upper bound, and how many above the one before."""
+        return tuple(zip(SECONDS, self.seconds, strict=True))
 
     def count(self, outcome: Outcome) -> None:
         if isinstance(outcome, Delivered):

@@ -16,7 +16,7 @@ from kvseal.core.errors import ConfigError, EngineDied, Unavailable
 from kvseal.node.client import EngineState
 from kvseal.node.node_client import NodeClient
 from kvseal.node.placement import Candidate
-from kvseal.node.report import EngineStats, StartReport
+from kvseal.node.report import EngineStats, FleetStats, NodeStats, StartReport
 from kvseal.node.split_request import SplitRequest
 
 STATS_TIMEOUT_S = 3.0
@@ -173,8 +173,8 @@ class Fleet:
 
     # --- sums ---
 
-    async def stats(self) -> EngineStats:
-        """Of the nodes that answer in time. Raises `EngineDied` when none does."""
+    async def stats(self) -> FleetStats:
+        """Of the nodes that answer in time, together and each. Raises `EngineDied` when none does."""
         asked = (asyncio.wait_for(node.stats(), STATS_TIMEOUT_S) for node in self.nodes)
         answers = await asyncio.gather(*asked, return_exceptions=True)
         found = [answer for answer in answers if isinstance(answer, EngineStats)]
@@ -183,7 +183,11 @@ class Fleet:
             raise unexpected[0]
         if not found:
             raise EngineDied("no node answers")
-        return summed(found)
+        return summed(found, tuple(map(self._told, self.nodes, answers)))
+
+    def _told(self, node: NodeClient, answer: object) -> NodeStats:
+        stats = answer if isinstance(answer, EngineStats) else None
+        return NodeStats(name=node.name, role=node.role, ready=self.usable(node), restarts=node.restarts, stats=stats)
 
     def _some(self, role: str) -> bool:
         return any(self.usable(node) for node in self.nodes if node.role == role)
@@ -221,7 +225,7 @@ def combined(reports: Sequence[StartReport], roles: Sequence[str]) -> StartRepor
     )
 
 
-def summed(stats: Sequence[EngineStats]) -> EngineStats:
+def summed(stats: Sequence[EngineStats], nodes: tuple[NodeStats, ...] = ()) -> FleetStats:
     """Counts add up; the age of the last step is the youngest."""
     broken, outcomes, handoff = Counter[str](), Counter[str](), Counter[str]()
     for one in stats:
@@ -229,7 +233,7 @@ def summed(stats: Sequence[EngineStats]) -> EngineStats:
         outcomes.update(one.outcomes)
         handoff.update(one.handoff)
     ages = [one.last_step_age_s for one in stats if one.last_step_age_s is not None]
-    return EngineStats(
+    return FleetStats(
         pages_total=sum(one.pages_total for one in stats),
         pages_free=sum(one.pages_free for one in stats),
         pages_leased=sum(one.pages_leased for one in stats),
@@ -250,4 +254,5 @@ def summed(stats: Sequence[EngineStats]) -> EngineStats:
         broken_seals=broken,
         outcomes=outcomes,
         handoff=handoff,
+        nodes=nodes,
     )

@@ -40,7 +40,7 @@ from kvseal.kv.prefix_key import pack_tokens
 from kvseal.kv.reading import reading
 from kvseal.node import peer_messages as p
 from kvseal.node.engine import Computes, Engine
-from kvseal.node.report import EngineStats, StartReport, handoff_counts
+from kvseal.node.report import EngineStats, StartReport, with_handoffs
 from kvseal.sched.receiving import HandoffScheduler
 
 POLL_MS = 1
@@ -204,7 +204,7 @@ class NodeEngine(Engine):
         return found
 
     def stats(self) -> EngineStats:
-        return replace(super().stats(), handoff=handoff_counts(self._sending.counters, self._receiving.counters, self._recomputed))
+        return with_handoffs(super().stats(), self._sending.counters, self._receiving.counters, self._recomputed)
 
     def close(self) -> None:
         self._transport.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # The HTTP process reads reports too, and starts without NumPy.
@@ -78,12 +78,48 @@ class EngineStats:
     """completed, refused, cancelled, failed."""
     handoff: Mapping[str, int] = field(default_factory=dict)
     """Counters of the hand-offs of a node; empty for an engine by itself."""
+    handoff_seconds: tuple[tuple[float, int], ...] = ()
+    """Received hand-offs by how long they took, from Intent to receipt: upper bound, and how many above the one before."""
+    handoff_seconds_sum: float = 0.0
+    fence_s: float = 0.0
+    """What asking the transport whether it is quiet has taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStats:
+    """One node among several. `stats` None: it did not answer."""
+
+    name: str
+    role: str
+    ready: bool
+    restarts: int
+    stats: EngineStats | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetStats(EngineStats):
+    """The sum of those that answered, and each."""
+
+    nodes: tuple[NodeStats, ...]
+
+
+def with_handoffs(stats: EngineStats, sent: Counters, received: Counters, recomputed: int) -> EngineStats:
+    """The same of a node, with what its two ends have counted."""
+    return replace(
+        stats,
+        handoff=handoff_counts(sent, received, recomputed),
+        handoff_seconds=received.histogram(),
+        handoff_seconds_sum=received.seconds_sum,
+        fence_s=received.fence_s,
+    )
 
 
 def handoff_counts(sent: Counters, received: Counters, recomputed: int) -> dict[str, int]:
     """`EngineStats.handoff` of a node: what its two ends have counted."""
     failed = Counter({f"failed_{reason}": count for reason, count in received.failed.items()})
     failed.update({f"failed_{reason}": count for reason, count in sent.failed.items()})
+    failed.update({f"received_failed_{reason}": count for reason, count in received.failed.items()})
+    failed.update({f"sent_failed_{reason}": count for reason, count in sent.failed.items()})
     return {
         "sent": sent.delivered,
         "received": received.delivered,
@@ -94,5 +130,7 @@ def handoff_counts(sent: Counters, received: Counters, recomputed: int) -> dict[
         "quarantined_pages": received.quarantined_pages,
         "readmitted_pages": received.readmitted_pages,
         "resets": received.resets,
+        "fences": received.fences,
+        "fence_waits": received.fence_waits,
         **failed,
     }

@@ -36,7 +36,7 @@ from kvseal.node.errands import bring_back, prove
 from kvseal.node.fleet import LOOK_EVERY_S, Fleet
 from kvseal.node.node_client import Leg, NodeClient
 from kvseal.node.placement import DIRECT_TOKENS, place
-from kvseal.node.report import EngineStats, StartReport
+from kvseal.node.report import FleetStats, StartReport
 from kvseal.node.router_line import RouterLine
 from kvseal.node.split_request import Next, SplitRequest
 from kvseal.node.stream import RequestStream
@@ -145,8 +145,8 @@ class Router:
             if leg is not None:
                 leg.finish()
 
-    async def stats(self) -> EngineStats:
-        """Of all nodes that answer, added up. Raises `EngineDied` when none does."""
+    async def stats(self) -> FleetStats:
+        """Of all nodes that answer, added up, and of each. Raises `EngineDied` when none does."""
         stats = await self.fleet.stats()
         return replace(stats, waiting=stats.waiting + len(self._line), handoff={**stats.handoff, **self.counters})
 

@@ -7,7 +7,7 @@ comes as one snapshot. Labels are bounded: routes are templates, tenants and mod
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from kvseal.core.laws import Law
-from kvseal.node.report import EngineStats, StartReport
+from kvseal.node.report import EngineStats, FleetStats, NodeStats, StartReport
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _FAST_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24)
@@ -97,15 +97,19 @@ def _sizes(report: StartReport) -> Iterator[Metric]:
     yield GaugeMetricFamily("kvseal_max_servable_tokens", "Prompt and output of one request, at most.", value=report.served_context_tokens)
 
 
-def _snapshot(stats: EngineStats) -> Iterator[Metric]:
-    pages = GaugeMetricFamily("kvseal_kv_pages", "Pages of the KV pool by state; they add up to the pool.", labels=["state"])
-    for state, count in (
+def _pages(stats: EngineStats) -> tuple[tuple[str, int], ...]:
+    return (
         ("free", stats.pages_free),
         ("leased", stats.pages_leased),
         ("sealed", stats.pages_sealed),
         ("draining", stats.pages_draining),
         ("quarantined", stats.pages_quarantined),
-    ):
+    )
+
+
+def _snapshot(stats: EngineStats) -> Iterator[Metric]:
+    pages = GaugeMetricFamily("kvseal_kv_pages", "Pages of the KV pool by state; they add up to the pool.", labels=["state"])
+    for state, count in _pages(stats):
         pages.add_metric([state], count)
     yield pages
     yield GaugeMetricFamily("kvseal_requests_running", "Requests that hold pages.", value=stats.running)
@@ -129,6 +133,8 @@ def _snapshot(stats: EngineStats) -> Iterator[Metric]:
     yield broken
     if stats.handoff:
         yield from _handoffs(stats.handoff)
+    if isinstance(stats, FleetStats):
+        yield from _nodes(stats.nodes)
     outcomes = CounterMetricFamily("kvseal_engine_outcomes", "Sequences by how they ended in the engine.", labels=["outcome"])
     for outcome in _OUTCOMES:
         outcomes.add_metric([outcome], stats.outcomes.get(outcome, 0))
@@ -161,3 +167,63 @@ def _handoffs(counts: Mapping[str, int]) -> Iterator[Metric]:
         if name.startswith("failed_"):
             failed.add_metric([name.removeprefix("failed_")], count)
     yield failed
+
+
+_NODE = ("node", "role")
+_NODE_COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
+    ("steps", "Steps of the node's engine.", lambda stats: stats.steps),
+    ("output_tokens", "Tokens generated there.", lambda stats: stats.output_tokens),
+    ("preemptions", "Requests that gave up their pages there for a while.", lambda stats: stats.preemptions),
+    ("handoff_pages", "Pages that arrived there and were checked.", lambda stats: stats.handoff.get("pages", 0)),
+    ("handoff_bytes", "Bytes of these pages.", lambda stats: stats.handoff.get("bytes", 0)),
+    ("handoff_recomputed", "Prompts computed there because their hand-off failed.", lambda stats: stats.handoff.get("recomputed", 0)),
+    ("handoff_fences", "Times that the node's transport was asked whether it is quiet.", lambda stats: stats.handoff.get("fences", 0)),
+    ("handoff_fence_waits", "Times that it could not say so.", lambda stats: stats.handoff.get("fence_waits", 0)),
+    ("handoff_fence_seconds", "What the asking has taken.", lambda stats: stats.fence_s),
+)
+
+
+def _nodes(nodes: Sequence[NodeStats]) -> Iterator[Metric]:
+    """Of each node by itself. One that does not answer is down, and its numbers are absent, not zero."""
+    up = GaugeMetricFamily("kvseal_node_up", "1 when requests may go there.", labels=_NODE)
+    restarts = CounterMetricFamily("kvseal_node_restarts", "Times that the node had to be started or connected again.", labels=_NODE)
+    for node in nodes:
+        up.add_metric([node.name, node.role], float(node.ready))
+        restarts.add_metric([node.name, node.role], node.restarts)
+    yield up
+    yield restarts
+    there = [([node.name, node.role], node.stats) for node in nodes if node.stats is not None]
+    pages = GaugeMetricFamily("kvseal_node_kv_pages", "Pages of the node's pool by state; they add up to it.", labels=[*_NODE, "state"])
+    requests = GaugeMetricFamily("kvseal_node_requests", "Requests of the node: running, waiting.", labels=[*_NODE, "state"])
+    handoffs = CounterMetricFamily(
+        "kvseal_node_handoffs", "Hand-offs by direction and how they ended.", labels=[*_NODE, "direction", "outcome"]
+    )
+    seconds = HistogramMetricFamily(
+        "kvseal_node_handoff_seconds", "Received hand-offs, from Intent to receipt; the prompt is computed meanwhile.", labels=_NODE
+    )
+    for labels, stats in there:
+        for state, count in _pages(stats):
+            pages.add_metric([*labels, state], count)
+        requests.add_metric([*labels, "running"], stats.running)
+        requests.add_metric([*labels, "waiting"], stats.waiting)
+        for direction, outcome, count in _ended(stats.handoff):
+            handoffs.add_metric([*labels, direction, outcome], count)
+        bounds = list(map(floatToGoString, (bound for bound, _ in stats.handoff_seconds)))
+        counts = accumulate(count for _, count in stats.handoff_seconds)
+        if bounds:
+            seconds.add_metric(labels, buckets=list(zip(bounds, map(float, counts), strict=True)), sum_value=stats.handoff_seconds_sum)
+    yield from (pages, requests, handoffs, seconds)
+    for name, text, read in _NODE_COUNTERS:
+        counter = CounterMetricFamily(f"kvseal_node_{name}", text, labels=_NODE)
+        for labels, stats in there:
+            counter.add_metric(labels, read(stats))
+        yield counter
+
+
+def _ended(counts: Mapping[str, int]) -> Iterator[tuple[str, str, int]]:
+    """Direction, outcome, how many."""
+    for direction in ("sent", "received"):
+        yield direction, "delivered", counts.get(direction, 0)
+        for name, count in sorted(counts.items()):
+            if name.startswith(f"{direction}_failed_"):
+                yield direction, name.removeprefix(f"{direction}_failed_"), count

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvseal.node.report import EngineStats
+from kvseal.node.fleet import summed
+from kvseal.node.report import EngineStats, NodeStats
 from kvseal.serve.metrics import Metrics
 
 from .tiny_model import start_report
@@ -54,6 +57,51 @@ def test_a_scrape() -> None:
     assert values["kvseal_requests_waiting"] == 2
     assert values["kvseal_engine_restarts_total"] == 2
     assert values["kvseal_time_to_first_token_seconds_count"] == 1
+
+
+def test_every_node_by_itself() -> None:
+    here = replace(
+        STATS,
+        handoff={
+            "sent": 0,
+            "received": 7,
+            "pages": 90,
+            "bytes": 9_000,
+            "recomputed": 2,
+            "fences": 9,
+            "fence_waits": 1,
+            "failed_seal": 3,
+            "received_failed_seal": 2,
+            "sent_failed_seal": 1,
+        },
+        handoff_seconds=((0.1, 4), (1.0, 2), (float("inf"), 1)),
+        handoff_seconds_sum=3.5,
+        fence_s=0.25,
+    )
+    nodes = (
+        NodeStats(name="decode-0", role="decode", ready=True, restarts=1, stats=here),
+        NodeStats(name="prefill-0", role="prefill", ready=False, restarts=0, stats=None),
+    )
+    values = _values(Metrics().render(start_report(), summed([here], nodes), ready=True, restarts=0))
+    of = "[decode-0][decode]"
+    assert values[f"kvseal_node_up{of}"] == 1 and values["kvseal_node_up[prefill-0][prefill]"] == 0
+    assert values[f"kvseal_node_restarts_total{of}"] == 1
+    pages = {state: values[f"kvseal_node_kv_pages{of}[{state}]"] for state in ("free", "leased", "sealed", "draining", "quarantined")}
+    assert pages == {"free": 9, "leased": 4, "sealed": 2, "draining": 0, "quarantined": 1}
+    assert values[f"kvseal_node_requests{of}[running]"] == 3 and values[f"kvseal_node_requests{of}[waiting]"] == 2
+    ended = {
+        (direction, outcome): values.get(f"kvseal_node_handoffs_total[{direction}][decode-0][{outcome}][decode]")
+        for direction, outcome in (("received", "delivered"), ("received", "seal"), ("sent", "delivered"), ("sent", "seal"))
+    }
+    assert list(ended.values()) == [7, 2, 0, 1]
+    assert values["kvseal_handoff_failed_total[seal]"] == 3
+    assert values[f"kvseal_node_handoff_bytes_total{of}"] == 9_000 and values[f"kvseal_node_handoff_fence_waits_total{of}"] == 1
+    assert values[f"kvseal_node_handoff_fence_seconds_total{of}"] == 0.25
+    assert values[f"kvseal_node_handoff_seconds_sum{of}"] == 3.5 and values[f"kvseal_node_handoff_seconds_count{of}"] == 7
+    assert {name for name in values if name.startswith("kvseal_node") and "prefill-0" in name} == {
+        "kvseal_node_up[prefill-0][prefill]",
+        "kvseal_node_restarts_total[prefill-0][prefill]",
+    }, "what is not known is absent, not zero"
 
 
 def test_without_an_engine_its_numbers_are_absent() -> None:

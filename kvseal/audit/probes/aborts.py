@@ -127,7 +127,7 @@ def _judge(scene: Scene, result: ProbeResult, alone: list[Answer], answers: list
                         ("https://github.com/sgl-project/sglang/issues/24527", "https://github.com/vllm-project/vllm/pull/45357"),
                     )
                 )
-        elif answer.end is End.TIMEOUT and 4 * (len(alone) + 2) * reference.total_s > scene.client.settings.timeout_s:
+        elif answer.end is End.TIMEOUT and 2 * (len(alone) + 2) * reference.total_s > scene.client.settings.timeout_s:
             slow = f"a neighbour that takes {reference.total_s:.1f} s alone was not answered in time: give more --timeout"
             result.unproven += [] if slow in result.unproven else [slow]
         elif answer.end is not End.CANCELLED and answer.status not in (429, 503):

@@ -20,7 +20,7 @@ _BURST_TOKENS = 32
 
 
 def cost(target: Target, depth: Depth, concurrency: int) -> Cost:
-    requests = 17 + _bursts(depth) * concurrency + 12
+    requests = 17 + (_bursts(depth) + 1) * concurrency + 12
     return Cost(requests, requests * (64 + _BURST_TOKENS))
 
 
@@ -129,12 +129,11 @@ async def _burst(scene: Scene, result: ProbeResult) -> None:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
     scene.listen(answers, result)
-    slow = await _too_slow(scene, answers)
-    if slow:
-        result.unproven.append(slow)
+    silent = [answer for answer in answers if hung(answer)]
+    if silent:
+        await _silent(scene, result, silent[0])
     for answer in answers:
-        if not (slow and hung(answer)):
-            _judge_burst(scene, result, answer)
+        _judge_burst(result, answer)
     served = sum(answer.ok for answer in answers)
     refused = sum(answer.status in (429, 503) for answer in answers)
     if served + refused == len(answers):
@@ -159,38 +158,35 @@ async def _burst(scene: Scene, result: ProbeResult) -> None:
         )
 
 
-async def _too_slow(scene: Scene, answers: list[Answer]) -> str:
-    """Why requests of a burst that were not answered in time prove nothing; empty where they prove a hang, or where there are none.
-
-    A server without any concurrency needs for the last of `n` requests `n` times what it needs for one.
-    """
-    silent = next((answer for answer in answers if hung(answer)), None)
-    if silent is None:
-        return ""
-    alone = await scene.client.ask(replace(silent.ask, label="the same as in the burst, alone"), retry=False)
-    timeout_s = scene.client.settings.timeout_s
-    scene.alone_s = alone.total_s if alone.ok else scene.alone_s
-    due_s = 2 * scene.concurrency * alone.total_s
-    if not alone.ok or due_s < timeout_s:
-        return ""
-    return f"{scene.concurrency} requests at once may take {due_s:.0f} s at this server's pace: give more --timeout to tell slow from stuck"
-
-
-def _judge_burst(scene: Scene, result: ProbeResult, answer: Answer) -> None:
-    if hung(answer):
-        result.find(
-            Finding(
-                "honesty.overload-hang",
-                Grade.HANG,
-                Confidence.LIKELY,
-                "requests of a burst are never answered",
-                f"Nothing came within {scene.client.settings.timeout_s:g} s; alone, a request takes {scene.alone_s:.2f} s.",
-                "Bound the queue; refuse what is over it with 429 or 503 and Retry-After.",
-                (exhibit(answer),),
-                ("https://github.com/vllm-project/vllm/issues/2901",),
-            )
+async def _silent(scene: Scene, result: ProbeResult, answer: Answer) -> None:
+    """Requests of a burst were not answered in time: is the server slow, or are they stuck? A server that computes one request after the
+    other needs for the last of `n` what it needs for one, `n` times; the burst is sent again with twice that time."""
+    timeout_s, count = scene.client.settings.timeout_s, scene.concurrency
+    alone = await scene.client.ask(replace(answer.ask, label="the same as in the burst, alone"), retry=False)
+    due_s = 2 * count * alone.total_s if alone.ok else 0.0
+    if due_s >= timeout_s:
+        again = [scene.client.ask(replace(answer.ask, label="burst, again"), retry=False, timeout_s=due_s) for _ in range(count)]
+        still = [other for other in await asyncio.gather(*again) if hung(other)]
+        if not still:
+            result.unproven.append(f"{count} requests at once took more than {timeout_s:g} s, and were answered within {due_s:.0f} s: slow")
+            return
+        answer = still[0]
+    result.find(
+        Finding(
+            "honesty.overload-hang",
+            Grade.HANG,
+            Confidence.LIKELY,
+            "requests of a burst are never answered",
+            f"{answer.note}; alone, the same request {f'takes {alone.total_s:.2f} s' if alone.ok else 'is not answered either'}.",
+            "Bound the queue; refuse what is over it with 429 or 503 and Retry-After.",
+            (exhibit(answer),),
+            ("https://github.com/vllm-project/vllm/issues/2901",),
         )
-    elif answer.status in (429, 503) and answer.retry_after_s is None:
+    )
+
+
+def _judge_burst(result: ProbeResult, answer: Answer) -> None:
+    if answer.status in (429, 503) and answer.retry_after_s is None:
         result.find(
             Finding(
                 "honesty.no-retry-after",

@@ -17,7 +17,7 @@ from kvseal.audit.target import Target
 from kvseal.audit.wire import Answer, Ask
 
 _PREFIX_TOKENS = 512
-_LOOKS = 4
+_LOOKS = 6
 _ALPHA_A_LOOK = ALPHA / _LOOKS  # So that looking more than once does not raise false alarms (Bonferroni).
 _ENOUGH_POWER = 0.99  # What one look must have before nothing seen ends the test early.
 _HINT = 0.05  # A test that came so near to its level has not shown that there is nothing.
@@ -101,9 +101,10 @@ def _decided(cold: _Times, warm: _Times, stranger: _Times, fresh: _Times) -> boo
     """Enough is known: counts or times already tell, or the test had its power and saw nothing."""
     if stranger.cached and any(count > 8 for count in (*warm.cached, *stranger.cached)):
         return True
-    if paired_test(stranger.seconds, fresh.seconds).p < _ALPHA_A_LOOK:
+    p = paired_test(stranger.seconds, fresh.seconds).p
+    if p < _ALPHA_A_LOOK:
         return True
-    return power(warm.seconds, cold.seconds, len(stranger.seconds), alpha=_ALPHA_A_LOOK) >= _ENOUGH_POWER
+    return p > _HINT and power(warm.seconds, cold.seconds, len(stranger.seconds), alpha=_ALPHA_A_LOOK) >= _ENOUGH_POWER
 
 
 def _judge(scene: Scene, result: ProbeResult, who: str, rule: str, cold: _Times, warm: _Times, stranger: _Times, fresh: _Times) -> None:

@@ -37,6 +37,7 @@ class Ask:
     logprobs: int = 0
     tenant: int = 0
     salt: str = ""
+    reuse: bool = True  # False asks llama.cpp to compute the whole prompt anew; no other server knows the field.
     cancel_after_s: float | None = None
     cancel_after_chunks: int | None = None
     prompt_tokens: int = 0  # What we think it is, for the budget.
@@ -61,6 +62,8 @@ class Ask:
             body["logprobs"] = self.logprobs
         if self.salt:
             body["cache_salt"] = self.salt
+        if not self.reuse:
+            body["cache_prompt"] = False
         return body
 
 

@@ -13,6 +13,8 @@ from kvseal.audit.runner import PROBES
 from .rates import found, honest_traits, run_one, traits_for
 from .standin import FAULTS, Traits
 
+_TIMEOUT_S = 1.5
+
 
 def test_there_are_enough_switches_and_each_probe_has_some() -> None:
     assert len(FAULTS) >= 25
@@ -21,7 +23,7 @@ def test_there_are_enough_switches_and_each_probe_has_some() -> None:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_switch_is_found(fault: str) -> None:
-    report = asyncio.run(run_one(fault, 1, traits=traits_for(fault, 1), only=(FAULTS[fault][0],), depth=Depth.QUICK))
+    report = asyncio.run(run_one(fault, 1, traits=traits_for(fault, 1), only=(FAULTS[fault][0],), depth=Depth.QUICK, timeout_s=_TIMEOUT_S))
     assert found(fault, report), [finding.rule for finding in report.findings]
     assert report.exit_status == 1
 
@@ -45,7 +47,9 @@ def test_a_server_without_logprobs_is_not_called_corrupt() -> None:
 @pytest.mark.parametrize("seed", range(2, 21))
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_switch_is_found_with_every_seed(fault: str, seed: int) -> None:
-    report = asyncio.run(run_one(fault, seed, traits=traits_for(fault, seed), only=(FAULTS[fault][0],), depth=Depth.QUICK))
+    report = asyncio.run(
+        run_one(fault, seed, traits=traits_for(fault, seed), only=(FAULTS[fault][0],), depth=Depth.QUICK, timeout_s=_TIMEOUT_S)
+    )
     assert found(fault, report), [finding.rule for finding in report.findings]
 
 

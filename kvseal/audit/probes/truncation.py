@@ -6,6 +6,8 @@ proves nothing. A short prompt is the control: what does not move the answer the
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kvseal.audit.compare import largest_move
 from kvseal.audit.findings import Confidence, Finding, Grade, ProbeResult
 from kvseal.audit.probes.base import Scene, exhibit
@@ -85,7 +87,8 @@ async def _differential(scene: Scene, result: ProbeResult, tokens: int) -> _Move
         prompt = (facts[0] + texts[0] + facts[1] + texts[1] + texts[2] + facts[2] + cue).lstrip()
         label = f"changed at {place}" if place in _PLACES else "unchanged"
         ask = scene.ask(prompt, tokens=tokens, max_tokens=4, chat=chat, label=label)
-        answers[place] = await scene.client.ask(ask)
+        # Where a server can be told not to reuse, its noise is nought: a warm answer differs from a cold one by the shape of the batch.
+        answers[place] = await scene.client.ask(replace(ask, reuse=scene.target.engine != "llamacpp"))
     scene.listen(list(answers.values()), result)
     if not all(answer.ok for answer in answers.values()):
         return None

@@ -86,3 +86,8 @@ def test_digging_never_raises() -> None:
     for path in (("a", 5), ("a", "b"), (0,), ("a", 1, "b", "c")):
         assert dig({"a": [1, {"b": 2}]}, *path) is None
     assert whole(True) is None and whole(-1) is None and whole(2.0) is None and whole(7) == 7
+
+
+def test_a_server_that_can_is_told_not_to_reuse_and_others_see_no_strange_field() -> None:
+    assert Ask("x", reuse=False).body("m")["cache_prompt"] is False
+    assert "cache_prompt" not in Ask("x").body("m")

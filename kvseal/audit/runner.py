@@ -91,8 +91,10 @@ async def audit(settings: AuditSettings, progress: Progress = no_progress) -> Re
 
 
 async def _run_probes(settings: AuditSettings, scene: Scene, report: Report, progress: Progress) -> None:
+    """Each probe in turn, within its share; then, with what others left, once more those that their share cut off."""
     probes = settings.probes()
     budget, spent = scene.client.budget, ""
+    cut_off: list[tuple[Probe, ProbeResult]] = []
     for index, probe in enumerate(probes):
         result = ProbeResult(probe.name, probe.title)
         report.results.append(result)
@@ -101,24 +103,62 @@ async def _run_probes(settings: AuditSettings, scene: Scene, report: Report, pro
             continue
         progress(probe.title, index / len(probes))
         budget.share(*_parts(probes[index:], scene))
-        began_s, requests, tokens = time.monotonic(), budget.requests, budget.tokens
-        try:
-            await probe.run(scene, result)
-        except BudgetSpent as error:
-            result.unproven.append(f"not finished: {error}; raise it with --budget")
-            if budget.spent:
-                spent = f"{error}; raise it with --budget"
-        budget.share(1.0)
-        result.requests, result.tokens = budget.requests - requests, budget.tokens - tokens
-        result.seconds = time.monotonic() - began_s
+        unfinished = await _run_probe(scene, probe, result)
+        if unfinished:
+            result.unproven.append(_unfinished(unfinished))
+            cut_off.append((probe, result))
+            spent = f"{unfinished}; raise it with --budget" if budget.spent else ""
         if not spent and (dead := await _dead(scene)) is not None:
             result.find(dead)
             spent = "the server stopped answering"
+    if not spent:
+        await _run_again(scene, cut_off, progress)
     report.target |= scene.target.describe()
     for note in scene.target.notes:
         report.target.setdefault("notes", "")
         report.target["notes"] = (report.target["notes"] + "; " + note).strip("; ")
     progress("done", 1.0)
+
+
+async def _run_probe(scene: Scene, probe: Probe, result: ProbeResult) -> str:
+    """Runs `probe` within the present share, and books what it took. Returns why it could not finish, or nothing."""
+    budget, unfinished = scene.client.budget, ""
+    began_s, requests, tokens = time.monotonic(), budget.requests, budget.tokens
+    try:
+        await probe.run(scene, result)
+    except BudgetSpent as error:
+        unfinished = str(error)
+    budget.share(1.0)
+    result.requests += budget.requests - requests
+    result.tokens += budget.tokens - tokens
+    result.seconds += time.monotonic() - began_s
+    return unfinished
+
+
+def _unfinished(why: str) -> str:
+    return f"not finished: {why}; raise it with --budget"
+
+
+async def _run_again(scene: Scene, cut_off: list[tuple[Probe, ProbeResult]], progress: Progress) -> None:
+    """Runs the probes that their share cut off from the start, where what is left is clearly more than what they had. What was found
+    stays found."""
+    budget = scene.client.budget
+    for index, (probe, result) in enumerate(cut_off):
+        budget.share(1.0 / (len(cut_off) - index))
+        if budget.left_s < 1.5 * result.seconds:
+            budget.share(1.0)
+            continue
+        progress(f"{probe.title} (once more)", 1.0)
+        again = ProbeResult(probe.name, probe.title, findings=result.findings)
+        unfinished = await _run_probe(scene, probe, again)
+        if not unfinished or len(again.proved) > len(result.proved):
+            result.proved, result.unproven, result.series = again.proved, again.unproven, again.series
+            result.unproven += [_unfinished(unfinished)] if unfinished else []
+        result.requests += again.requests
+        result.tokens += again.tokens
+        result.seconds += again.seconds
+        if budget.spent:
+            return
 
 
 def _parts(ahead: tuple[Probe, ...], scene: Scene) -> tuple[float, float]:

@@ -17,6 +17,9 @@ from kvseal.audit.metrics import Samples, parse_metrics
 from kvseal.audit.prompts import Gauge, filler
 from kvseal.audit.wire import Answer, Ask, End, Json, dig, whole
 
+FIRST_ASKS = ("first contact", "first stream", "counting tokens")
+"""Labels of the requests by which a server is got to know: what it refuses there is not yet known to be wrong."""
+
 
 class CannotAudit(Exception):
     """Nothing can be audited at this address; the message says why and what to do."""
@@ -179,7 +182,7 @@ async def _try_one(client: Client, target: Target, chat: bool, draw: random.Rand
     """One small request with as many logprobs as the server gives."""
     answer = None
     for count in counts:
-        ask = Ask(filler(8, draw).lstrip(), max_tokens=2, chat=chat, logprobs=count, prompt_tokens=16, label="first contact")
+        ask = Ask(filler(8, draw).lstrip(), max_tokens=2, chat=chat, logprobs=count, prompt_tokens=16, label=FIRST_ASKS[0])
         answer = await client.ask(ask)
         if answer.ok or answer.end not in (End.REFUSED, End.MALFORMED) or answer.status in (401, 403, 404, 405):
             break
@@ -189,7 +192,7 @@ async def _try_one(client: Client, target: Target, chat: bool, draw: random.Rand
 
 
 async def _try_stream(client: Client, target: Target, draw: random.Random) -> None:
-    ask = Ask(filler(8, draw).lstrip(), max_tokens=4, chat=target.plain, stream=True, prompt_tokens=16, label="first stream")
+    ask = Ask(filler(8, draw).lstrip(), max_tokens=4, chat=target.plain, stream=True, prompt_tokens=16, label=FIRST_ASKS[1])
     answer = await client.ask(ask)
     target.streams = answer.ok or answer.end not in (End.MALFORMED, End.REFUSED)
     if not target.streams:
@@ -204,7 +207,7 @@ async def _calibrate(client: Client, target: Target, draw: random.Random) -> Non
         counts = []
         for words in (few, many):
             text = filler(words, draw).lstrip()
-            answer = await client.ask(Ask(text, max_tokens=1, chat=chat, prompt_tokens=words + 32, label="counting tokens"))
+            answer = await client.ask(Ask(text, max_tokens=1, chat=chat, prompt_tokens=words + 32, label=FIRST_ASKS[2]))
             counts.append(answer.prompt_tokens if answer.ok else None)
         usage[chat] = (counts[0], counts[1]) if counts[0] is not None and counts[1] is not None else None
     slope = await _by_tokenizer(client, target, draw, few, many)

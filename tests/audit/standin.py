@@ -47,6 +47,7 @@ FAULTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "late-writer-after-abort": ("leak", ("leak.canary", "leak.changed-after-others", "leak.changed-beside-others")),
     "preempt-corrupt": ("leak", ("leak.changed-beside-others",)),
     "batch-garble": ("leak", ("leak.changed-beside-others",)),
+    "pool-overrun": ("leak", ("honesty.valid-request-failed",)),
     "publish-before-write": ("reuse", ("reuse.twins-differ",)),
     "stolen-page": ("reuse", ("reuse.load-differs", "reuse.warm-differs", "reuse.partial-hit-differs")),
     "short-retrieve": ("reuse", ("reuse.warm-differs", "reuse.partial-hit-differs")),
@@ -347,6 +348,8 @@ class Standin:
     async def _prefill(self, one: Running, tenant: str) -> None:
         """Looks up the prefix cache, computes the rest, and publishes the pages."""
         fault, tokens = self.fault, one.reading.tokens[:]
+        if fault == "pool-overrun" and sum(len(x.prompt) + x.max_tokens for x in self.active) > self.traits.pool:
+            raise Refusal(500, "Context size has been exceeded.")
         shared = fault in ("shared-across-keys", "shared-timing-only")
         salt = one.salt if self.traits.salts and fault != "salt-ignored" else ""
         scope = ("", salt) if shared else (tenant, salt)

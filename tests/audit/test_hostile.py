@@ -368,3 +368,12 @@ def test_what_the_end_of_the_budget_cuts_off_is_no_hang() -> None:
     assert not any(result.skipped for result in probes), [(result.probe, result.skipped) for result in probes]
     assert not report.stopped
     assert "this probe's share of the budget of 0.05 minutes is spent" in str(probes[0].unproven)
+
+
+def test_a_probe_that_its_share_cut_off_gets_what_the_others_left() -> None:
+    """The first probe asks most; what it could not finish in its share of the requests it does in what is left at the end."""
+    only = ("leak", "isolation", "honesty")
+    report = asyncio.run(_run_standin("", allowance=Allowance(requests=240), timeout_s=10.0, only=only))
+    results = {result.probe: result for result in report.results}
+    assert results["leak"].proved and not any("not finished" in text for text in results["leak"].unproven)
+    assert report.requests <= 240 and report.findings == []

@@ -77,11 +77,11 @@ async def run(scene: Scene, result: ProbeResult) -> None:
     heard = compared = 0
     for _ in range(_rounds(scene.depth)):
         asks, answers = await _crowd(scene, known)
-        heard += len(answers)
+        heard += sum(answer.ok for answer in answers)
         scene.listen(answers, result)
         compared += _judge(scene, result, known, asks, answers, beside=True)
         after, late = await _afterwards(scene, known)
-        heard += len(late)
+        heard += sum(answer.ok for answer in late)
         scene.listen(late, result)
         compared += _judge(scene, result, known, after, late, beside=False)
         if any(finding.grade is Grade.LEAK for finding in result.findings):

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from kvseal.audit.findings import Confidence, Finding, Grade, ProbeResult
 from kvseal.audit.probes.base import Scene, exhibit
+from kvseal.audit.target import FIRST_ASKS
 from kvseal.audit.wire import Answer, End
 
 TITLE = "Answers: every one of this audit was whole, or said that it was not"
+_SURELY_WITHIN = 0.9  # Of the limit: sizes of prompts are estimates.
 _GOOD_ENDS = ("stop", "length", "tool_calls", "content_filter", "function_call", "eos", "eos_token", "stop_sequence", "repetition")
 
 
@@ -40,9 +42,29 @@ def review(scene: Scene) -> ProbeResult:
         _judge_end(result, answer)
         streams += answer.ask.stream and answer.ok
         whole += answer.ok
+    _judge_failed(scene, result)
     if whole and not result.findings:
         result.proved.append(f"all {whole} answers of this audit ({streams} streams) were complete, with their own id and a finish reason")
     return result
+
+
+def _judge_failed(scene: Scene, result: ProbeResult) -> None:
+    """A request that is well within the limits, and not more at once than allowed, is answered or told to come back: never a 5xx."""
+    limit = min((*scene.target.limits(), 1 << 30))
+    failed = [
+        answer
+        for answer in scene.client.answers
+        if answer.status >= 500 and answer.status != 503 and answer.ask.label not in FIRST_ASKS
+        and 0 < answer.ask.prompt_tokens + answer.ask.max_tokens <= _SURELY_WITHIN * limit and answer.ask.prompt_tokens
+    ]  # fmt: skip
+    if failed:
+        worst = max(failed, key=lambda answer: answer.status)
+        proof = (
+            f"{len(failed)} requests well within the advertised limits ended with a 5xx, the first with {failed[0].status}:"
+            f" {failed[0].error_message[:160]!r}. Where several run at once, look whether together they need more than the server has."
+        )
+        title = "a request that the server promises to serve fails with a 5xx"
+        _found(result, "honesty.valid-request-failed", Grade.HONESTY, Confidence.PROVEN, title, proof, worst)
 
 
 def _judge_end(result: ProbeResult, answer: Answer) -> None:

@@ -7,6 +7,8 @@ outside the measured time. Imports nothing of KVSeal. First line out: {"version"
 
 import contextlib
 import importlib
+import importlib.abc
+import importlib.machinery
 import importlib.metadata
 import json
 import sys
@@ -16,16 +18,71 @@ from array import array
 from typing import Any
 
 ROUNDS = 20
-STUBBED = ("sgl_kernel", "triton", "triton.language")
-"""Packages for GPUs that a machine without one lacks and the cache does not use."""
+
+
+class Anything:
+    """Stands for whatever a package that is not there would hold: kernels for GPUs and clients that the cache imports and never calls."""
+
+    def __call__(self, *given: Any, **_named: Any) -> Any:
+        return given[0] if len(given) == 1 and callable(given[0]) else self
+
+    def __getattr__(self, _name: str) -> Any:
+        if _name.startswith("__"):
+            raise AttributeError(_name)
+        return self
+
+    def __mro_entries__(self, _bases: tuple[Any, ...]) -> tuple[type, ...]:
+        return ()
+
+    def __getitem__(self, _key: Any) -> Any:
+        return self
+
+    def __or__(self, _other: Any) -> Any:
+        return self
+
+    __ror__ = __or__
+
+    def __int__(self) -> int:
+        return 0
+
+    def __iter__(self) -> Any:
+        return iter(())
+
+    def __lt__(self, _other: Any) -> bool:
+        return False
+
+    __gt__ = __le__ = __ge__ = __lt__
+
+
+class Absent(types.ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Anything()
+
+
+class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """The last to be asked for a module: gives SGLang, and nobody else, an empty one."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        root, _, inner = name.partition(".")
+        missing = root not in ("sglang", "torch", "numpy") and (not inner or isinstance(sys.modules.get(root), Absent))
+        frame = sys._getframe(1)
+        while frame.f_back is not None and "importlib" in frame.f_code.co_filename:
+            frame = frame.f_back
+        asked_by = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if missing and asked_by == "sglang" else None
+
+    def create_module(self, spec: Any) -> Any:
+        return Absent(spec.name)
+
+    def exec_module(self, module: Any) -> None:
+        pass
 
 
 def radix() -> Any:
-    for name in STUBBED:
-        try:
-            importlib.import_module(name)
-        except ImportError:
-            sys.modules[name] = types.ModuleType(name)
+    if not any(isinstance(finder, Stubs) for finder in sys.meta_path):
+        sys.meta_path.append(Stubs())
     return importlib.import_module("sglang.srt.mem_cache.radix_cache")
 
 
@@ -59,9 +116,16 @@ class Rig:
         began = time.thread_time_ns()
         found = self.cache.match_prefix(params)
         spent = time.thread_time_ns() - began
-        if len(found.device_indices) == 0:
+        if self._found_tokens(found) == 0:
             raise RuntimeError("nothing was found")
         return spent
+
+    def _found_tokens(self, found: Any) -> int:
+        """The result names the length since 0.5.23, and held the slots themselves before."""
+        try:
+            return int(found.device_prefix_len)
+        except AttributeError:
+            return len(found.device_indices)
 
 
 def measure(operation: str, tokens: int, page_tokens: int) -> float:

@@ -25,6 +25,7 @@ MAX_BODY_BYTES = 8 << 20
 MAX_EVENT_BYTES = 1 << 20
 MAX_RETRIES = 4
 MAX_BACKOFF_S = 20.0
+CONNECTION_LOST = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
 LEAST_SECRET_LETTERS = 4  # A shorter key is no secret, and would be found in every text.
 
 
@@ -81,20 +82,15 @@ class Client:
         self._places = asyncio.Semaphore(settings.concurrency)
         self._pause_until_s = 0.0
         limits = httpx.Limits(max_connections=settings.concurrency + 2, max_keepalive_connections=settings.concurrency + 2)
-        self._http = httpx.AsyncClient(
-            timeout=httpx.Timeout(settings.timeout_s, connect=min(10.0, settings.timeout_s)),
-            limits=limits,
-            verify=_tls(settings),
-            follow_redirects=False,
-            trust_env=False,
-            headers={"Accept-Encoding": "identity", "User-Agent": "kvseal-audit", **settings.headers},
-        )
+        self._http = _http_client(settings, limits)
+        self._fresh = _http_client(settings, httpx.Limits(max_keepalive_connections=0))
 
     async def __aenter__(self) -> Client:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self._http.aclose()
+        await self._fresh.aclose()
 
     async def ask(self, ask: Ask, *, retry: bool = True, timeout_s: float | None = None) -> Answer:
         """Sends `ask` and reads the answer. On 429 and 503 waits as told and tries again, unless `retry` is off. Raises `BudgetSpent`."""
@@ -178,12 +174,21 @@ class Client:
             return answer
 
     async def _exchange(self, answer: Answer, began_s: float, deadline_s: float) -> None:
+        """One request. Sent again on a fresh connection where the kept one was closed before a word came: that is no fault of a server."""
+        try:
+            await self._exchange_on(self._http, answer, began_s, deadline_s)
+        except CONNECTION_LOST:
+            if answer.status:
+                raise
+            await self._exchange_on(self._fresh, answer, began_s, deadline_s)
+
+    async def _exchange_on(self, http: httpx.AsyncClient, answer: Answer, began_s: float, deadline_s: float) -> None:
         ask = answer.ask
         content = json.dumps(ask.body(self.model)).encode()
         headers = {"Content-Type": "application/json", **self._authorization(ask.tenant)}
         url = self.settings.url + ask.path()
         patience = httpx.Timeout(deadline_s, connect=min(10.0, deadline_s))
-        async with self._http.stream("POST", url, content=content, headers=headers, timeout=patience) as response:
+        async with http.stream("POST", url, content=content, headers=headers, timeout=patience) as response:
             answer.status = response.status_code
             answer.header_id = self.redact(response.headers.get("x-request-id", ""))[:80]
             answer.retry_after_s = _retry_after(response.headers.get("retry-after"))
@@ -214,20 +219,11 @@ class Client:
             headers["Content-Type"] = "application/json"
         began_s = time.monotonic()
         try:
-            async with (
-                self._places,
-                asyncio.timeout(min(timeout_s, max(0.1, self.budget.left_s))),
-                self._http.stream(method, url, content=data, headers=headers) as response,
-            ):
-                raw, cut = await _read_bounded(response, self.redact)
-                return Reply(
-                    response.status_code,
-                    raw,
-                    self.redact(response.headers.get("content-type", ""))[:80],
-                    "the body is too long" if cut else "",
-                    time.monotonic() - began_s,
-                    _retry_after(response.headers.get("retry-after")),
-                )
+            async with self._places, asyncio.timeout(min(timeout_s, max(0.1, self.budget.left_s))):
+                try:
+                    return await self._reply(self._http, method, url, data, headers, began_s)
+                except CONNECTION_LOST:  # Perhaps only the kept connection was: see `_exchange`.
+                    return await self._reply(self._fresh, method, url, data, headers, began_s)
         except TimeoutError:
             if time.monotonic() - began_s < timeout_s:
                 self.budget.check_time()
@@ -235,9 +231,34 @@ class Client:
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, ssl.SSLError, OSError, ValueError) as error:
             return Reply(0, note=self.redact(f"{type(error).__name__}: {error}")[:200], seconds=time.monotonic() - began_s)
 
+    async def _reply(
+        self, http: httpx.AsyncClient, method: str, url: str, data: bytes | None, headers: dict[str, str], began_s: float
+    ) -> Reply:
+        async with http.stream(method, url, content=data, headers=headers) as response:
+            raw, cut = await _read_bounded(response, self.redact)
+            return Reply(
+                response.status_code,
+                raw,
+                self.redact(response.headers.get("content-type", ""))[:80],
+                "the body is too long" if cut else "",
+                time.monotonic() - began_s,
+                _retry_after(response.headers.get("retry-after")),
+            )
+
     def _authorization(self, tenant: int) -> dict[str, str]:
         keys = self.settings.keys
         return {"Authorization": f"Bearer {keys[tenant % len(keys)]}"} if keys and keys[tenant % len(keys)] else {}
+
+
+def _http_client(settings: ClientSettings, limits: httpx.Limits) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        timeout=httpx.Timeout(settings.timeout_s, connect=min(10.0, settings.timeout_s)),
+        limits=limits,
+        verify=_tls(settings),
+        follow_redirects=False,
+        trust_env=False,
+        headers={"Accept-Encoding": "identity", "User-Agent": "kvseal-audit", **settings.headers},
+    )
 
 
 def key_name(key: str) -> str:

@@ -377,3 +377,22 @@ def test_a_probe_that_its_share_cut_off_gets_what_the_others_left() -> None:
     results = {result.probe: result for result in report.results}
     assert results["leak"].proved and not any("not finished" in text for text in results["leak"].unproven)
     assert report.requests <= 240 and report.findings == []
+
+
+def test_a_kept_connection_that_the_server_closes_is_no_fault() -> None:
+    """Some servers say that they keep a connection, and close it: a request that meets this goes out again on a fresh one."""
+    used: list[object] = []
+
+    async def handler(http: Exchange) -> None:
+        if http.writer in used:
+            http.slam()
+            return
+        used.append(http.writer)
+        await http.reply(400, {"error": {"message": "no"}})
+
+    async def go() -> list[int]:
+        async with RawServer(handler) as server, Client(ClientSettings(server.url, timeout_s=5.0), Budget(Allowance())) as client:
+            plain = [(await client.post("/completions", {})).status for _ in range(4)]
+            return plain + [(await client.ask(Ask("x"))).status for _ in range(4)]
+
+    assert asyncio.run(go()) == [400] * 8

@@ -353,7 +353,7 @@ void Decoder::finish_attention(int token) {
             const AttendUnit& unit = attend_units_[u];
             if (unit.row != r || unit.partition != 0 || row.first_token + unit.token != token) continue;
             k_.attend_combine(partials_.data() + unit.partial, position_of_[static_cast<size_t>(token)] / PARTITION_TOKENS + 1, group,
-                              m_.head_dim, out + static_cast<int64_t>(unit.kv_head) * group * m_.head_dim);
+                              kv_.kind, m_.head_dim, out + static_cast<int64_t>(unit.kv_head) * group * m_.head_dim);
         }
     }
     round(token, attended_);

@@ -114,7 +114,7 @@ struct Kernels {
     // For queries of several rows that share the partition's pages and see all of it: token t's partials go to out[t], [group].
     uint64_t (*attend_shared)(const AttendWork&, int partition, float* const* out);
     // Combines partials [partitions][group] of one token in order; writes out[head of group][dim].
-    void (*attend_combine)(const float* partials, int partitions, int group, int head_dim, float* out);
+    void (*attend_combine)(const float* partials, int partitions, int group, KVKind kind, int head_dim, float* out);
     void (*exponential)(const float* x, int n, float* out);
 };
 

@@ -92,7 +92,7 @@ std::vector<BreakTuple> attend_kernel(const Arena& arena, const KVLayout& layout
                     const uint64_t key = kernels.attend_partition(work, p, partials.data() + p * partial);
                     if (key != UNBROKEN) guard.report(static_cast<int>(r), key);
                 }
-                kernels.attend_combine(partials.data(), partitions, group, dims, out.data() + at);
+                kernels.attend_combine(partials.data(), partitions, group, kv.kind, dims, out.data() + at);
             }
     guard.collect(layer);
     for (size_t r = 0; r < rows.size(); ++r)

@@ -20,7 +20,7 @@ ALIGNMENT_BYTES = 64
 
 
 class KVDtype(StrEnum):
-    """How K and V elements are stored. int8 and int4 are symmetric, scaled per token and head."""
+    """How K and V elements are stored. int8 and int4 are scaled per token and head; int4 holds vectors turned by a Hadamard transform."""
 
     FP32 = "fp32"
     FP16 = "fp16"
@@ -78,7 +78,8 @@ class KVGeometry:
     @property
     def format(self) -> int:
         """Unsigned 64-bit name of weights, dtype and layout; never 0."""
-        text = f"kvseal-layout-1|{self.layers}|{self.kv_heads}|{self.head_dim}|{self.kv_dtype}|{self.page_tokens}|".encode()
+        layout = 2 if self.kv_dtype is KVDtype.INT4 else 1
+        text = f"kvseal-layout-{layout}|{self.layers}|{self.kv_heads}|{self.head_dim}|{self.kv_dtype}|{self.page_tokens}|".encode()
         digest = hashlib.blake2b(text + self.weights_digest, digest_size=8, person=b"kvseal-format").digest()
         return int.from_bytes(digest, "little") or 1
 

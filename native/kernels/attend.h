@@ -55,18 +55,18 @@ static inline Scratch divide_scratch(const AttendWork& w) {
 
 static void scale_queries(const AttendWork& w, const Scratch& scratch) {
     const int dims = w.kv->head_dim;
-    const f8 scale = splat(w.scale * 1.44269504088896341f);
+    const bool turned = w.kv->kind == KV_INT4;
+    const f8 scale = splat(w.scale * 1.44269504088896341f * (turned ? rotation_inverse(dims) : 1.0f));
     for (int t = 0; t < w.tokens; ++t)
         for (int h = 0; h < w.group; ++h) {
             const float* q = w.q + (w.places != nullptr ? w.places[t] : t) * w.q_stride + static_cast<int64_t>(h) * dims;
             float* out = scratch.queries + (static_cast<int64_t>(t) * w.group + h) * dims;
+            for (int d = 0; d < dims; d += 8) store8(out + d, load8(q + d) * scale);
+            if (!turned) continue;
+            rotate(out, dims);
             f8 sums = splat(0.0f);
-            for (int d = 0; d < dims; d += 8) {
-                const f8 scaled = load8(q + d) * scale;
-                store8(out + d, scaled);
-                sums = sums + scaled;
-            }
-            if (w.kv->kind == KV_INT4) scratch.query_sums[t * w.group + h] = sum8(sums);
+            for (int d = 0; d < dims; d += 8) sums = sums + load8(out + d);
+            scratch.query_sums[t * w.group + h] = sum8(sums);
         }
 }
 
@@ -302,9 +302,12 @@ static inline void combine(float* total, const float* next, int dims) {
     total[1] = sum;
 }
 
-static inline void finish(const float* total, int dims, float* out) {
+static inline void finish(const float* total, KVKind kind, int dims, float* out) {
     const f8 sum = splat(total[1]);
     for (int d = 0; d < dims; d += 8) store8(out + d, load8(total + HEADER + d) / sum);
+    if (kind != KV_INT4) return;
+    rotate(out, dims);
+    for (int d = 0; d < dims; d += 8) store8(out + d, load8(out + d) * splat(rotation_inverse(dims)));
 }
 
 static uint64_t attend(const AttendWork& w, float* out, int64_t out_stride) {
@@ -325,7 +328,7 @@ static uint64_t attend(const AttendWork& w, float* out, int64_t out_stride) {
         for (int h = 0; h < w.group; ++h) {
             float* to = out + t * out_stride + static_cast<int64_t>(h) * dims;
             if (broken == UNBROKEN)
-                finish(scratch.total + (t * w.group + h) * stride, dims, to);
+                finish(scratch.total + (t * w.group + h) * stride, w.kv->kind, dims, to);
             else
                 for (int d = 0; d < dims; ++d) to[d] = 0.0f;
         }
@@ -347,13 +350,13 @@ static uint64_t attend_shared(const AttendWork& w, int partition, float* const* 
     return broken;
 }
 
-static void attend_combine(const float* partials, int partitions, int group, int head_dim, float* out) {
+static void attend_combine(const float* partials, int partitions, int group, KVKind kind, int head_dim, float* out) {
     const int64_t stride = head_dim + HEADER;
     for (int h = 0; h < group; ++h) {
         float total[HEADER + 512];
         __builtin_memcpy(total, partials + h * stride, static_cast<size_t>(stride) * 4);
         for (int p = 1; p < partitions; ++p) combine(total, partials + (static_cast<int64_t>(p) * group + h) * stride, head_dim);
-        finish(total, head_dim, out + static_cast<int64_t>(h) * head_dim);
+        finish(total, kind, head_dim, out + static_cast<int64_t>(h) * head_dim);
     }
 }
 

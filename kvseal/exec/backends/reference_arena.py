@@ -22,7 +22,6 @@ from kvseal.kv.seal import SEAL_BYTES, SEAL_DTYPE, SEAL_MAGIC
 Float64 = npt.NDArray[np.float64]
 
 _ELEMENT_DTYPES = {KVDtype.FP32: np.float32, KVDtype.FP16: np.float16, KVDtype.INT8: np.int8, KVDtype.INT4: np.uint8}
-_LARGEST = {KVDtype.INT8: 127.0, KVDtype.INT4: 7.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,27 +144,40 @@ class ReferenceArena:
 
 
 def _encode(vectors: Float32, dtype: KVDtype) -> tuple[npt.NDArray[np.generic], Float32 | None]:
-    """[heads, head_dim] -> stored elements and, for integers, [heads] scales: the largest magnitude maps to the largest integer."""
+    """[heads, head_dim] -> stored elements and, for integers, [heads] scales: the largest magnitude is 127, or -8 of what is rotated."""
     if dtype is KVDtype.FP32:
         return vectors, None
     if dtype is KVDtype.FP16:
         return vectors.astype(np.float16), None
-    largest, levels = np.abs(vectors).max(axis=-1), np.float32(_LARGEST[dtype])
-    scales = largest / levels
-    inverse = np.divide(levels, largest, out=np.zeros_like(largest), where=largest > 0)
-    integers = np.rint(vectors * inverse[:, None]).astype(np.int8)
     if dtype is KVDtype.INT8:
-        return integers, scales
-    nibbles = (integers + 8).astype(np.uint8)
-    return nibbles[:, 0::2] | (nibbles[:, 1::2] << 4), scales
+        largest = np.abs(vectors).max(axis=-1)
+        inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
+        return np.rint(vectors * inverse[:, None]).astype(np.int8), largest / np.float32(127)
+    turned = rotated(vectors)
+    peak = np.take_along_axis(turned, np.abs(turned).argmax(axis=-1)[:, None], axis=-1)
+    inverse = np.divide(np.float32(-8), peak, out=np.zeros_like(peak), where=peak != 0)
+    nibbles = (np.rint(np.minimum(turned * inverse, np.float32(7))) + 8).astype(np.uint8)
+    return nibbles[:, 0::2] | (nibbles[:, 1::2] << 4), peak[:, 0] * np.float32(-0.125)
+
+
+def rotated(vectors: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A Hadamard transform of the last axis, in blocks of the largest power of two that divides it; twice gives block times as much.
+    Spreads the few large dimensions that keys have, so that four bits suffice for all."""
+    count = vectors.shape[-1]
+    block, half, turned = count & -count, 1, vectors.copy()
+    while half < block:
+        pairs = turned.reshape(*vectors.shape[:-1], -1, 2, half)
+        turned = np.stack([pairs[..., 0, :] + pairs[..., 1, :], pairs[..., 0, :] - pairs[..., 1, :]], axis=-2).reshape(vectors.shape)
+        half *= 2
+    return turned
 
 
 def _decode(elements: npt.NDArray[np.generic], scales: npt.NDArray[np.generic] | None, dtype: KVDtype) -> Float64:
     """[..., stored] -> [..., head_dim]; scales [...]."""
     if scales is None:
         return elements.astype(np.float64)
-    integers = elements
-    if dtype is KVDtype.INT4:
-        packed = elements.astype(np.uint8)
-        integers = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1).astype(np.int8) - np.int8(8)
-    return integers.astype(np.float64) * scales.astype(np.float64)[..., None]
+    if dtype is KVDtype.INT8:
+        return elements.astype(np.float64) * scales.astype(np.float64)[..., None]
+    packed = elements.astype(np.uint8)
+    integers = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1).astype(np.float64) - 8
+    return rotated(integers * scales.astype(np.float64)[..., None]) / (integers.shape[-1] & -integers.shape[-1])

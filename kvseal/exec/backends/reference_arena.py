@@ -181,4 +181,5 @@ def _decode(elements: npt.NDArray[np.generic], scales: npt.NDArray[np.generic] |
     packed = elements.astype(np.uint8)
     integers = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1).astype(np.float64) - 8
     turned: Float64 = rotated(integers * scales.astype(np.float64)[..., None])
-    return turned / (turned.shape[-1] & -turned.shape[-1])
+    count: int = turned.shape[-1]
+    return turned / (count & -count)

@@ -25,7 +25,7 @@ def cost(target: Target, depth: Depth, concurrency: int) -> Cost:
 
 
 def _bursts(depth: Depth) -> int:
-    return 4 + 2 * int(depth)
+    return 6 + 4 * int(depth)
 
 
 async def run(scene: Scene, result: ProbeResult) -> None:

@@ -23,7 +23,7 @@
 
 namespace kvseal {
 
-// Numbers shared with kvseal/handoff/proof.py; those of SealCheck keep their meaning.
+// Numbers shared with kvseal/kv/seal.py; those of SealCheck keep their meaning.
 enum PageCheck : int32_t { PAGE_CLEAN = 0, PAGE_DIGEST = 11, PAGE_FOLD = 12 };
 
 struct PageClaim {

@@ -36,7 +36,7 @@ constexpr bool CHECKED = false;
 constexpr bool CHECKED = true;
 #endif
 
-// Numbers shared with kvseal/exec/backend.py.
+// Numbers shared with kvseal/kv/seal.py.
 enum SealCheck : int32_t { CLEAN = 0, MAGIC, NONCE, SCOPE, FORMAT, LAYER, ORDINAL, FILLED, LEDGER, REUSED, TABLE };
 
 // What a row knows about a page of its table: what the seal must say.

@@ -10,57 +10,18 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from kvseal.core.laws import Law
 from kvseal.exec.spec import ModelSpec
 from kvseal.kv.geometry import KVGeometry
+from kvseal.kv.seal import SealCheck as SealCheck
 
 Float32 = npt.NDArray[np.float32]
 Int32 = npt.NDArray[np.int32]
 UInt64 = npt.NDArray[np.uint64]
-
-
-class SealCheck(IntEnum):
-    """Which comparison failed; numbers are shared with native/seal.h. The first failing one, in this order, is reported."""
-
-    CLEAN = 0
-    MAGIC = 1
-    NONCE = 2
-    SCOPE = 3
-    FORMAT = 4
-    LAYER = 5
-    ORDINAL = 6
-    FILLED = 7
-    """attend: fewer slots written than the read needs; append: the slot to write is not the next one."""
-    LEDGER = 8
-    """append to a fresh page: the stamp is not the pool's current hand-out of it."""
-    REUSED = 9
-    """append of slot 0 to a page already written in this hand-out, or to a sealed page."""
-    TABLE = 10
-    """The block table is too short for the positions, or names a page outside the arena."""
-
-    @property
-    def law(self) -> Law:
-        return _LAWS[self]
-
-
-_LAWS = {
-    SealCheck.MAGIC: Law.L3,
-    SealCheck.NONCE: Law.L3,
-    SealCheck.SCOPE: Law.L4,
-    SealCheck.FORMAT: Law.L10,
-    SealCheck.LAYER: Law.L6,
-    SealCheck.ORDINAL: Law.L6,
-    SealCheck.FILLED: Law.L5,
-    SealCheck.LEDGER: Law.L3,
-    SealCheck.REUSED: Law.L7,
-    SealCheck.TABLE: Law.L6,
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
@@ -23,45 +22,10 @@ from kvseal.core.laws import Law
 from kvseal.kv.geometry import KVGeometry
 from kvseal.kv.ledger import scope_words
 from kvseal.kv.native_layout import native_layout
+from kvseal.kv.seal import SealCheck
 
 Memory = npt.NDArray[np.uint8]
 """[pages, page_bytes]"""
-
-
-class PageCheck(IntEnum):
-    """What differs, first difference first; numbers are shared with native/seal.h and native/handoff.h."""
-
-    MAGIC = 1
-    NONCE = 2
-    SCOPE = 3
-    FORMAT = 4
-    LAYER = 5
-    ORDINAL = 6
-    FILLED = 7
-    REUSED = 9
-    """A page that is to be closed bears a digest already."""
-    DIGEST = 11
-    """The bytes of a layer are not those that its seal was made for."""
-    FOLD = 12
-    """The page's digest is not the one that was announced."""
-
-    @property
-    def law(self) -> Law:
-        return _LAWS[self]
-
-
-_LAWS = {
-    PageCheck.MAGIC: Law.L3,
-    PageCheck.NONCE: Law.L3,
-    PageCheck.SCOPE: Law.L4,
-    PageCheck.FORMAT: Law.L10,
-    PageCheck.LAYER: Law.L6,
-    PageCheck.ORDINAL: Law.L6,
-    PageCheck.FILLED: Law.L5,
-    PageCheck.REUSED: Law.L7,
-    PageCheck.DIGEST: Law.L7,
-    PageCheck.FOLD: Law.L7,
-}
 
 
 class Move(NamedTuple):
@@ -85,7 +49,7 @@ class PageFault:
 
     ordinal: int
     layer: int
-    check: PageCheck
+    check: SealCheck
 
     def __str__(self) -> str:
         return f"ordinal {self.ordinal}, layer {self.layer}: {self.check.name.lower()} differs (law {self.check.law})"
@@ -216,14 +180,14 @@ def close_tail(memory: Memory, geometry: KVGeometry, scope: Scope, page: int, no
         scope=np.array(scope_words(scope), dtype=np.uint64),
         fold=fold,
     )
-    return fold.tobytes() if found is None else PageFault(ordinal, found[1], PageCheck(found[2]))
+    return fold.tobytes() if found is None else PageFault(ordinal, found[1], SealCheck(found[2]))
 
 
 def _fault(claims: Claims, found: tuple[int, int, int] | None) -> PageFault | None:
     if found is None:
         return None
     index, layer, check = found
-    return PageFault(claims.moves[index].ordinal, layer, PageCheck(check))
+    return PageFault(claims.moves[index].ordinal, layer, SealCheck(check))
 
 
 def seal_nonces(memory: Memory, pages: Sequence[int]) -> list[int]:

@@ -84,8 +84,7 @@ class NodeEngine(Engine):
         feed: CacheFeed,
     ) -> None:
         super().__init__(report=report, kv=kv, scheduler=scheduler, runner=runner, backend=backend, clock=clock)
-        self.card = card
-        self.name, self.incarnation = card.name, card.incarnation
+        self.card, self.name, self.incarnation = card, card.name, card.incarnation
         self._node = node
         self._elsewhere = scheduler
         self._sending = sending
@@ -150,8 +149,7 @@ class NodeEngine(Engine):
         super().cancel(request_id)
 
     def finish(self, request_id: RequestId) -> None:
-        on_its_way = request_id in self._outgoing or request_id in self._incoming
-        self.cancel(request_id) if on_its_way else super().finish(request_id)
+        self.cancel(request_id) if request_id in self._outgoing or request_id in self._incoming else super().finish(request_id)
 
     def step(self) -> list[Event]:
         scheduler = self._elsewhere
@@ -332,10 +330,16 @@ class NodeEngine(Engine):
         elif not isinstance(end.outcome, Delivered) or end.grant is None:
             self._failed(request_id)
         else:
-            token = end.outcome.next_token
-            if token is not None and token >= self.report.vocab_size:
-                token = None
-            self._submit(request_id, end.grant, () if token is None else (token,))
+            self._go_on(request_id, end.grant, end.outcome.next_token)
+
+    def _go_on(self, request_id: RequestId, grant: Grant, token: int | None) -> None:
+        """In the pages that have arrived; with all of the prompt and no token to go on with, by way of the prefix cache."""
+        answer = () if token is None or token >= self.report.vocab_size else (token,)
+        if answer or grant.table.valid_tokens < len(self._incoming[request_id].order.request.prompt_tokens):
+            self._submit(request_id, grant, answer)
+        else:
+            self.kv.drop(grant)
+            self._submit(request_id)
 
     def _failed(self, request_id: RequestId) -> None:
         if self._node.on_failure == "fail":
@@ -392,7 +396,5 @@ class NodeEngine(Engine):
             self._sending.cancel(handoff, reason, now_s)
             self._receiving.cancel(handoff, reason, now_s)
             return
-        if message.role is Role.SENDER:
-            self._receiving.message(message, now_s)
-        else:
-            self._sending.message(message, now_s)
+        end = self._receiving if message.role is Role.SENDER else self._sending
+        end.message(message, now_s)

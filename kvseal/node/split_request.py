@@ -1,8 +1,9 @@
 """One request that runs on up to two nodes, and the one stream that its reader sees.
 
-Owns the joining of the legs. Both nodes compute the token after the prompt: the one that computed the prompt first, the other when the
-pages have arrived. The reader gets whichever comes first (so a hand-off costs nothing until the second token), and the second copy must be
-the same token: law L13 makes any difference a fault, and the request fails. Laws: L11 (one end, nothing behind it), L12.
+Owns the joining of the legs. Both nodes tell the token after the prompt: the one that computed the prompt first, the other when it has got
+it with the pages, or has computed it itself because they did not come. The reader gets whichever comes first (so a hand-off costs nothing
+until the second token), and the second copy must be the same token: law L13 makes any difference a fault, and the request fails.
+Laws: L11 (one end, nothing behind it), L12.
 
 Never places and never sends: the router does, told by the outcome of `event`.
 """

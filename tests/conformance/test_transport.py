@@ -12,8 +12,8 @@ from conformance.transports import KINDS_OF_TRANSPORT, SECRET, Receiver, receive
 
 from kvseal.core.errors import ConfigError
 from kvseal.handoff.make import make_transport
-from kvseal.handoff.proof import PageCheck
 from kvseal.handoff.transport import Landed, Lost, Source
+from kvseal.kv.seal import SealCheck
 from kvseal.lab.page_server import PageServer
 
 PAGES = 400
@@ -87,14 +87,14 @@ def test_one_page_out_of_bounds_refuses_the_whole_batch_before_a_byte(near: Rece
 @pytest.mark.parametrize(
     ("changed", "check"),
     [
-        ({"source_nonce": 5}, PageCheck.NONCE),
-        ({"ordinal": 9}, PageCheck.ORDINAL),
-        ({"fold": bytes(16)}, PageCheck.FOLD),
+        ({"source_nonce": 5}, SealCheck.NONCE),
+        ({"ordinal": 9}, SealCheck.ORDINAL),
+        ({"fold": bytes(16)}, SealCheck.FOLD),
     ],
     ids=["nonce", "ordinal", "fold"],
 )
 def test_a_page_that_is_not_what_was_announced_fails_the_transfer(
-    near: Receiver, far: PageServer, changed: dict[str, int], check: PageCheck
+    near: Receiver, far: PageServer, changed: dict[str, int], check: SealCheck
 ) -> None:
     moves = far.moves(list(range(10)))
     moves[4] = moves[4]._replace(**changed)  # type: ignore[arg-type]
@@ -109,7 +109,7 @@ def test_a_page_reused_by_its_sender_meanwhile_is_refused(kind: str) -> None:
         far.tell("reuse 4")
         near.receive("T", far, far.moves(list(range(10))))
         lost = near.wait_lost("T")
-        assert lost.fault is None or lost.fault.check is PageCheck.NONCE
+        assert lost.fault is None or lost.fault.check is SealCheck.NONCE
         near.receive("U", far, far.moves([20], first=4))
         near.wait_lost("U")
 

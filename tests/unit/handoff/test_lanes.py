@@ -130,3 +130,68 @@ def test_an_idle_lane_ends_and_a_new_one_dials_again(monkeypatch: pytest.MonkeyP
 def test_a_page_that_changed_after_it_was_proven_is_our_own_bug() -> None:
     with pytest.raises(LawBroken, match="after it was proven"):
         landing().restamp(MOVES, [1, 2, 3, 4])
+
+
+# --- getting ready -------------------------------------------------------------------------------------------
+
+
+class Pages:
+    """A landing that notes which pages were provided."""
+
+    page_bytes = 64
+
+    def __init__(self) -> None:
+        self.provided: list[int] = []
+        self.go = threading.Event()
+        self.began = threading.Event()
+
+    def provide(self, pages: Sequence[int]) -> None:
+        self.began.set()
+        self.go.wait(20)
+        self.provided += pages
+
+
+def test_what_is_expected_is_dialled_and_provided_before_it_is_fetched() -> None:
+    connection, pages = Stubborn(), Pages()
+    connection.go.set()
+    pages.go.set()
+    dialled: list[Source] = []
+    lanes = Lanes("test", lambda source: (dialled.append(source), connection)[1])
+    lanes.expect("handoff-1", SOURCE, range(20), pages)  # type: ignore[arg-type]
+    until(lambda: len(pages.provided) == 20)
+    assert not lanes.poll() and not connection.began.is_set(), "nothing was fetched, and nothing is told"
+    lanes.fetch("handoff-1", SOURCE, MOVES, landing())
+    until(lambda: any(isinstance(report, Landed) for report in lanes.poll()))
+    assert dialled == [SOURCE] and not connection.closed
+    assert lanes.stop()
+
+
+def test_getting_ready_gives_way_to_a_fetch_and_to_a_fence() -> None:
+    connection, pages = Stubborn(), Pages()
+    connection.go.set()
+    lanes = Lanes("test", lambda source: connection)
+    lanes.expect("handoff-1", SOURCE, range(100), pages)  # type: ignore[arg-type]
+    assert pages.began.wait(20)
+    assert not lanes.fence("handoff-1", within_s=0.01), "memory of ours is being touched"
+    lanes.expect("handoff-2", SOURCE, range(100, 200), pages)  # type: ignore[arg-type]
+    lanes.fetch("handoff-2", SOURCE, MOVES, landing())
+    pages.go.set()
+    until(lambda: any(isinstance(report, Landed) and report.transfer == "handoff-2" for report in lanes.poll()))
+    assert lanes.fence("handoff-1") and len(pages.provided) < 100
+    assert lanes.stop()
+
+
+def test_who_cannot_be_reached_is_told_when_something_is_fetched() -> None:
+    tries: list[Source] = []
+
+    def dial(source: Source) -> Stubborn:
+        tries.append(source)
+        raise FetchFailed("nobody is there")
+
+    lanes = Lanes("test", dial)
+    lanes.expect("handoff-1", SOURCE, range(4), Pages())  # type: ignore[arg-type]
+    until(lambda: len(tries) == 1)
+    assert not lanes.poll()
+    lanes.fetch("handoff-1", SOURCE, MOVES, landing())
+    until(lambda: any(isinstance(report, Lost) for report in lanes.poll()))
+    assert lanes.stop()

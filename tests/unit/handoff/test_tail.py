@@ -14,10 +14,10 @@ from kvseal.exec.backends.cpu import new_arena
 from kvseal.exec.backends.reference_digest import page_fold, section_digests
 from kvseal.handoff import messages as m
 from kvseal.handoff.node import Tail
-from kvseal.handoff.proof import Claims, Landing, Move, PageCheck, PageFault, close_tail
+from kvseal.handoff.proof import Claims, Landing, Move, PageFault, close_tail
 from kvseal.handoff.session import Delivered, Failure, Patience
 from kvseal.kv.geometry import KVDtype, KVGeometry
-from kvseal.kv.seal import SEAL_BYTES, SEAL_DTYPE
+from kvseal.kv.seal import SEAL_BYTES, SEAL_DTYPE, SealCheck
 from kvseal.lab.handoff_rig import GEOMETRY, SCOPE, HandOff, Node, Rig
 from kvseal.lab.local_transport import LocalTransport, LocalWorld
 from kvseal.lab.pages import closed, compute, payload, read_payload, write_digested
@@ -59,18 +59,18 @@ def test_what_is_closed_has_zeros_behind_and_a_digest_of_all_of_it(kv_dtype: KVD
 @pytest.mark.parametrize(
     ("field", "value", "check"),
     [
-        ("magic", 1, PageCheck.MAGIC),
-        ("nonce", 8, PageCheck.NONCE),
-        ("scope", (1, 1), PageCheck.SCOPE),
-        ("format", 1, PageCheck.FORMAT),
-        ("layer", 9, PageCheck.LAYER),
-        ("ordinal", 8, PageCheck.ORDINAL),
-        ("filled", 2, PageCheck.FILLED),
-        ("filled", 4, PageCheck.FILLED),
-        ("digest", (0, 1), PageCheck.REUSED),
+        ("magic", 1, SealCheck.MAGIC),
+        ("nonce", 8, SealCheck.NONCE),
+        ("scope", (1, 1), SealCheck.SCOPE),
+        ("format", 1, SealCheck.FORMAT),
+        ("layer", 9, SealCheck.LAYER),
+        ("ordinal", 8, SealCheck.ORDINAL),
+        ("filled", 2, SealCheck.FILLED),
+        ("filled", 4, SealCheck.FILLED),
+        ("digest", (0, 1), SealCheck.REUSED),
     ],
 )
-def test_a_page_that_is_not_what_its_holder_thinks_is_left_alone(field: str, value: object, check: PageCheck) -> None:
+def test_a_page_that_is_not_what_its_holder_thinks_is_left_alone(field: str, value: object, check: SealCheck) -> None:
     arena = new_arena(GEOMETRY, 2)
     write_digested(arena.memory, GEOMETRY, 1, np.zeros((1, 2, 2), np.uint64), 7, SCOPE, 9, payload(GEOMETRY, b"content"), FILLED)
     arena.memory[1, GEOMETRY.section_bytes :][:SEAL_BYTES].view(SEAL_DTYPE)[field] = value
@@ -281,7 +281,7 @@ def test_a_tail_names_its_page_by_stamp(pair: Rig) -> None:
     tail = pair.sender.sending.close_tail(SCOPE, stamp, 5, FILLED)
     assert isinstance(tail, Tail) and tail.ticket.stamps == stamp
     again = pair.sender.sending.close_tail(SCOPE, stamp, 5, FILLED)
-    assert again == PageFault(5, 0, PageCheck.REUSED)
+    assert again == PageFault(5, 0, SealCheck.REUSED)
     tail.ticket.release()
 
 
@@ -292,7 +292,7 @@ def test_restamped_it_has_no_digest_and_a_full_page_keeps_its() -> None:
     fold = close_tail(arena.memory, GEOMETRY, SCOPE, 1, 7, 9, FILLED)
     assert isinstance(fold, bytes)
     move = Move(9, 1, 7, 1, fold, FILLED)
-    assert landing.check([move]) is None and landing.check([move._replace(filled=4)]) == PageFault(9, 0, PageCheck.FILLED)
+    assert landing.check([move]) is None and landing.check([move._replace(filled=4)]) == PageFault(9, 0, SealCheck.FILLED)
     landing.restamp(Claims([move]), [11])
     seals = seals_of(arena.memory, GEOMETRY, 1)
     assert (seals["nonce"] == 11).all() and (seals["digest"] == 0).all() and (seals["filled"] == FILLED).all()

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import pytest
 
 from kvseal.core.errors import ContextLengthExceeded, DeadlineExceeded, KVTransferFailed
 from kvseal.core.outcome import Cancelled, Completed, Failed, Refused
 from kvseal.core.request import SamplingParams
 from kvseal.handoff.messages import PROTOCOL_VERSION
+from kvseal.handoff.proof import PageFault
+from kvseal.kv.seal import SealCheck
 from kvseal.lab.pair import Heard, Pair
 from kvseal.lab.rig import OTHER_SCOPE, SCOPE, Rig, truth
 from kvseal.node import peer_messages as p
@@ -180,3 +186,57 @@ def test_a_client_that_leaves_before_anything_has_moved() -> None:
     pair.run()
     assert isinstance(heard.outcome, Cancelled) and heard.tokens == []
     pair.settled()
+
+
+# --- the last page ---
+
+
+def test_a_last_page_that_its_holder_finds_broken_is_not_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair()
+    monkeypatch.setattr(pair.prefill._sending, "close_tail", lambda scope, stamp, ordinal, filled: PageFault(ordinal, 0, SealCheck.NONCE))
+    heard = answered(pair, "request-1", prompt(15, 41))
+    assert heard.tokens == truth(prompt(15, 41), 6)
+    assert pair.prefill.stats().handoff["sent_failed_seal"] == 1 and pair.decode.stats().handoff["recomputed"] == 1
+    pair.settled()
+
+
+def test_pages_that_went_with_the_request_take_the_last_one_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def gone(*_: object) -> Iterator[None]:
+        yield None
+
+    pair = Pair()
+    monkeypatch.setattr("kvseal.node.node_engine.reading", gone)
+    heard = answered(pair, "request-1", prompt(16, 41))
+    assert heard.tokens == truth(prompt(16, 41), 6)
+    heard = answered(pair, "request-2", prompt(17, 40))
+    assert heard.tokens == truth(prompt(17, 40), 6)
+    assert pair.prefill.stats().handoff["sent_failed_seal"] == 2
+    pair.settled()
+
+
+@pytest.mark.parametrize("token", [None, 2**32 - 1])
+@pytest.mark.parametrize("tokens", [40, 41])
+def test_without_a_token_that_can_be_gone_on_with_the_last_page_is_computed_again(
+    token: int | None, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Pair()
+    sealed = pair.prefill._sending.sealed
+
+    def forgetful(*given: Any, **named: Any) -> None:
+        sealed(*given, **{**named, "next_token": token})
+
+    monkeypatch.setattr(pair.prefill._sending, "sealed", forgetful)
+    heard = answered(pair, "request-1", prompt(18, tokens))
+    assert isinstance(heard.outcome, Completed) and heard.tokens == truth(prompt(18, tokens), 6)
+    counts = pair.decode.stats().handoff
+    assert counts["received"] == 1 and counts["recomputed"] == 0
+    pair.settled()
+
+
+def test_what_it_took_is_counted() -> None:
+    pair = Pair()
+    answered(pair, "request-1", prompt(19, 41))
+    stats = pair.decode.stats()
+    assert sum(count for _, count in stats.handoff_seconds) == 1 and stats.handoff_seconds_sum > 0
+    assert stats.handoff["fences"] == 1 and stats.handoff["fence_waits"] == 0 and stats.fence_s >= 0

@@ -70,7 +70,7 @@ def in_eighths(x: Float32) -> Float32:
     wide[:, :columns] = x
     groups = wide.reshape(len(x), -1, 32)
     size = np.abs(groups)
-    outlier = size.max(axis=2, keepdims=True) > 5.0 * np.sqrt((x.astype(np.float64) ** 2).mean(axis=1))[:, None, None]
+    outlier = size.max(axis=2, keepdims=True) > 4.0 * np.sqrt((x.astype(np.float64) ** 2).mean(axis=1))[:, None, None]
     apart = outlier & (np.arange(32) == size.argmax(axis=2, keepdims=True))
     return np.where(apart, groups, rounded(np.where(apart, np.float32(0), groups))).reshape(len(x), -1)[:, :columns].astype(np.float32)
 

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kvseal.core.config import EngineConfig, NodeConfig
+from kvseal.core.config import EngineConfig, NodeConfig, TLSFiles
 from kvseal.core.events import EndedEvent, TokensEvent
 from kvseal.core.ids import RequestId, Scope
 from kvseal.core.outcome import Outcome
 from kvseal.core.request import Request, SamplingParams
 from kvseal.lab.rig import SCOPE
+from kvseal.node.link_server import LinkServer
 from kvseal.node.node_client import NodeClient
 from kvseal.node.router import Router
 from kvseal.node.stream import RequestStream
 
 LAB = "kvseal.lab.node_process"
+HOST = "127.0.0.1"
 SECRET = b"a secret of the tests"
 T = TypeVar("T")
 
@@ -68,6 +71,19 @@ def config(
 
 async def nodes(*configs: EngineConfig) -> list[NodeClient]:
     return list(await asyncio.gather(*(NodeClient.start_node(one, module=LAB) for one in configs)))
+
+
+@asynccontextmanager
+async def worker(config: EngineConfig, tls: TLSFiles | None = None) -> AsyncIterator[tuple[NodeClient, LinkServer]]:
+    """A node and its links on a free port; both are closed in the end."""
+    (node,) = await nodes(config)
+    links = LinkServer(node, SECRET, tls)
+    await links.listen(HOST, 0)
+    try:
+        yield node, links
+    finally:
+        await links.close()
+        await node.close()
 
 
 class Fleet:

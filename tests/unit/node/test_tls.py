@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,14 +16,12 @@ from kvseal.core.outcome import Completed
 from kvseal.lab.rig import truth
 from kvseal.node.channel import client_context, server_context
 from kvseal.node.link_server import LinkServer
-from kvseal.node.node_client import NodeClient
 from kvseal.node.remote import RemoteNode
 from kvseal.node.router import Router
 
 from .certificates import IMPOSTOR, OTHERS, OURS
-from .fleets import SECRET, config, nodes, prompt, read, request
+from .fleets import HOST, SECRET, config, prompt, read, request, worker
 
-HOST = "127.0.0.1"
 OTHER_SECRET = b"another secret of the tests"
 
 
@@ -35,23 +32,11 @@ def far_config(role: str) -> EngineConfig:
     return replace(made, node=replace(made.node, listen=HOST, tls=OURS))
 
 
-@asynccontextmanager
-async def worker(role: str, tls: TLSFiles | None = OURS) -> AsyncIterator[tuple[NodeClient, LinkServer]]:
-    (node,) = await nodes(far_config(role))
-    links = LinkServer(node, SECRET, tls)
-    await links.listen(HOST, 0)
-    try:
-        yield node, links
-    finally:
-        await links.close()
-        await node.close()
-
-
 def test_two_workers_and_a_router_with_everything_inside_tls() -> None:
     right = truth(prompt(1, 91), 6)
 
     async def run() -> None:
-        async with worker("prefill") as (_, first), worker("decode") as (_, second):
+        async with worker(far_config("prefill"), OURS) as (_, first), worker(far_config("decode"), OURS) as (_, second):
             remotes = [await RemoteNode.connect(HOST, links.port, secret=SECRET, tls=OURS) for links in (first, second)]
             router = Router(remotes, secret=SECRET)
             answer = await read(router.submit(request("a", prompt(1, 91))))
@@ -95,7 +80,7 @@ def test_nobody_else_is_let_in_or_trusted() -> None:
             await RemoteNode.connect(host, links.port, secret=secret, tls=tls)
 
     async def run() -> None:
-        async with worker("decode") as (node, links):
+        async with worker(far_config("decode"), OURS) as (node, links):
             await refused(links, HOST, SECRET, OTHERS, "certificate verify failed")  # it trusts another authority
             await refused(links, HOST, SECRET, IMPOSTOR, "cannot be reached")  # it shows another authority's certificate
             await refused(links, "localhost", SECRET, OURS, "certificate verify failed")  # the certificate is for another name

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 
@@ -15,16 +13,12 @@ from kvseal.core.events import TokensEvent
 from kvseal.core.outcome import Completed
 from kvseal.lab.rig import truth
 from kvseal.node.channel import Channel, address_of
-from kvseal.node.link_server import LinkServer
 from kvseal.node.messages import Ping, ProtocolBroken, decode_to_engine, frame
-from kvseal.node.node_client import NodeClient
 from kvseal.node.remote import RemoteNode
 from kvseal.node.router import Router
 from kvseal.node.transfer_desk import TransferDesk
 
-from .fleets import SECRET, config, nodes, prompt, read, request
-
-HOST = "127.0.0.1"
+from .fleets import HOST, SECRET, config, prompt, read, request, worker
 
 
 def test_addresses() -> None:
@@ -70,23 +64,11 @@ def test_anything_else_is_no_frame(how: str) -> None:
 # --- links ---
 
 
-@asynccontextmanager
-async def worker(role: str, number: int = 0, *, secret: bytes = SECRET) -> AsyncIterator[tuple[NodeClient, LinkServer]]:
-    (node,) = await nodes(config(role, number))
-    links = LinkServer(node, secret, None)
-    await links.listen(HOST, 0)
-    try:
-        yield node, links
-    finally:
-        await links.close()
-        await node.close()
-
-
 def test_two_workers_and_a_router() -> None:
     right = truth(prompt(1, 90), 6)
 
     async def run() -> None:
-        async with worker("prefill") as (prefill, first), worker("decode") as (decode, second):
+        async with worker(config("prefill")) as (prefill, first), worker(config("decode")) as (decode, second):
             with pytest.raises(SetupError, match=r"not trusted|cannot be reached"):
                 await RemoteNode.connect(HOST, first.port, secret=b"another secret of the tests")
             remotes = [await RemoteNode.connect(HOST, links.port, secret=SECRET) for links in (first, second)]
@@ -120,7 +102,7 @@ def test_a_front_arranges_the_hand_off() -> None:
     right = truth(prompt(4, 90), 6)
 
     async def run() -> None:
-        async with worker("prefill") as (prefill, first), worker("decode") as (decode, second):
+        async with worker(config("prefill")) as (prefill, first), worker(config("decode")) as (decode, second):
             desks = [TransferDesk(*pair, secret=SECRET, host=HOST, tls=None) for pair in ((prefill, first), (decode, second))]
             await read(prefill.submit(request("front-1", prompt(4, 90), 1)))
             offer = desks[0].offer({"do_remote_decode": True})

@@ -201,13 +201,13 @@ void Decoder::each_token(Body&& body) {
 
 // The same for what the next linear layer reads: by token blocks, whose outliers are listed in the end.
 template <class Body>
-void Decoder::each_block(Activations& to, Body&& body) {
+void Decoder::each_block(int tokens, Activations& to, Body&& body) {
     const auto unit = [&](int64_t block, int) {
         const int begin = static_cast<int>(block) * TOKEN_BLOCK;
-        for (int t = begin; t < std::min(begin + TOKEN_BLOCK, tokens_); ++t) body(t);
-        if (to.want_quants) to.list_outliers(static_cast<int>(block), tokens_);
+        for (int t = begin; t < std::min(begin + TOKEN_BLOCK, tokens); ++t) body(t);
+        if (to.want_quants) to.list_outliers(static_cast<int>(block), tokens);
     };
-    team_.share(ceil_div(tokens_, TOKEN_BLOCK), unit);
+    team_.share(ceil_div(tokens, TOKEN_BLOCK), unit);
 }
 
 void Decoder::run_layers() {
@@ -215,7 +215,7 @@ void Decoder::run_layers() {
     each_token([&](int t) { embed(t); });
     for (int i = 0; i < m_.layers; ++i) {
         const LayerParts& layer = layers_[static_cast<size_t>(i)];
-        each_block(x_, [&](int t) { norm_into(t, layer.attn_norm, x_); });
+        each_block(tokens_, x_, [&](int t) { norm_into(t, layer.attn_norm, x_); });
         guard_.check_append(i);
         next_is(&layer.o);
         project_heads(layer, x);
@@ -224,15 +224,15 @@ void Decoder::run_layers() {
 
         attend(i);
         guard_.collect(i);
-        each_block(attended_, [&](int t) { finish_attention(t); });
+        each_block(tokens_, attended_, [&](int t) { finish_attention(t); });
 
         const LinearPlan o{&layer.o, &attended, {hidden_.data(), m_.hidden_size, or_null(layer.o_bias), m_.residual_multiplier, true}};
         next_is(&layer.gate);
         team_.share(linear_units(layer.o), [&](int64_t unit, int) { linear_unit(o, unit); });
-        each_block(x_, [&](int t) { norm_into(t, layer.mlp_norm, x_); });
+        each_block(tokens_, x_, [&](int t) { norm_into(t, layer.mlp_norm, x_); });
         next_is(&layer.down);
         team_.share(linear_units(layer.gate), [&](int64_t unit, int thread) { gate_up_unit(layer, x, unit, thread); });
-        each_block(act_, [&](int t) { round(t, act_); });
+        each_block(tokens_, act_, [&](int t) { round(t, act_); });
         const LinearPlan down{&layer.down, &act, {hidden_.data(), m_.hidden_size, or_null(layer.down_bias), m_.residual_multiplier, true}};
         next_is(i + 1 < m_.layers ? &layers_[static_cast<size_t>(i + 1)].q : &lm_head_);
         team_.share(linear_units(layer.down), [&](int64_t unit, int) { linear_unit(down, unit); });
@@ -463,10 +463,7 @@ void Decoder::logits(const float* hidden, int rows, float* out) {
         for (int i = row; i < row_end; ++i)
             for (int column = block * ROW_BLOCK; column < end; ++column) out[static_cast<int64_t>(i) * m_.vocab_size + column] /= m_.logits_divisor;
     };
-    if (head_.want_quants) {
-        team_.share(rows, [&](int64_t i, int) { round(static_cast<int>(i), head_); });
-        for (int block = 0; block < ceil_div(rows, TOKEN_BLOCK); ++block) head_.list_outliers(block, rows);
-    }
+    each_block(rows, head_, [&](int t) { round(t, head_); });
     team_.share(static_cast<int64_t>(chunks) * ceil_div(rows, UNIT_TOKENS), unit);
 }
 

@@ -102,7 +102,7 @@ class Decoder {
     template <class Body>
     void each_token(Body&& body);
     template <class Body>
-    void each_block(Activations& to, Body&& body);
+    void each_block(int tokens, Activations& to, Body&& body);
     void project_heads(const LayerParts& layer, const Inputs& x);
     int64_t linear_units(const Linear& w) const;
     void linear_unit(const LinearPlan& plan, int64_t unit) const;

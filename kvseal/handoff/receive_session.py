@@ -145,8 +145,6 @@ class ReceiveSession(Session):
             self.state = ReceiveState.FAILED
             self.settled = True
             return []
-        if self.state is ReceiveState.PROVING:
-            return [Drop(), *self._settle(True)]
         fencing = self.state is ReceiveState.FENCING
         self.state = ReceiveState.ABORTING
         self._fence_by_s = self._now_s + self._patience.fence_s

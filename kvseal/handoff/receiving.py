@@ -24,6 +24,7 @@ from kvseal.core.ids import RequestId, Scope
 from kvseal.core.laws import Law
 from kvseal.handoff.messages import Abort, AnyMessage, Intent, Reason, Role, tokens_digest
 from kvseal.handoff.proof import Landing, Memory
+from kvseal.handoff.prover import Proof, Prover, ProverThread
 from kvseal.handoff.receive_session import ReceiveSession, ReceiveState
 from kvseal.handoff.session import Action, Actions, Commit, Delivered, Drop, Ended, Fence, Fetch, Lease, Patience, Prove, Say, Settle, Terms
 from kvseal.handoff.transport import Landed, Lost, Report, Source, Transport
@@ -57,7 +58,7 @@ class _In:
 
 class Receiving:
     """All hand-offs that this process receives. `memory`: the arena, [pages, page_bytes]. `quarantine_cap_pages`: with more than these in
-    quarantine because of hand-offs, the transport is torn down to get them back (0: a tenth of the pool)."""
+    quarantine because of hand-offs, the transport is torn down to get them back (0: a tenth of the pool). `prover`: None: a thread."""
 
     def __init__(
         self,
@@ -68,6 +69,7 @@ class Receiving:
         memory: Memory,
         patience: Patience | None = None,
         quarantine_cap_pages: int = 0,
+        prover: Prover | None = None,
     ) -> None:
         self.counters = Counters()
         self._kv = kv
@@ -75,6 +77,7 @@ class Receiving:
         self._key = key
         self._memory = memory
         self._patience = patience or Patience()
+        self._prover = prover or ProverThread()
         self._cap_pages = quarantine_cap_pages or max(1, kv.pool.pages // 10)
         self._in: dict[str, _In] = {}
         self._early: dict[str, tuple[Intent, float]] = {}
@@ -155,6 +158,8 @@ class Receiving:
         """Takes what the transport has done, keeps deadlines, asks again for pages and for proof."""
         for report in self._transport.poll():
             self._reported(report, now_s)
+        for proof in self._prover.done():
+            self._proven(proof, now_s)
         for handoff, one in list(self._in.items()):
             self._do(handoff, one.session.tick(now_s), now_s)
             if one.wants_pages:
@@ -180,6 +185,10 @@ class Receiving:
     def open_handoffs(self) -> int:
         """Those that hold pages or wait: not ended, or not yet quiet."""
         return len(self._in)
+
+    def close(self) -> None:
+        """No page of the arena is read for a proof after this. Safe to call twice."""
+        self._prover.close()
 
     # --- intents without a request ---------------------------------------------------------------------------
 
@@ -230,7 +239,7 @@ class Receiving:
             case Fence():
                 self._do(handoff, session.fenced(self._fence(handoff)), now_s)
             case Prove():
-                self._do(handoff, self._prove(one), now_s)
+                self._prover.begin(handoff, one.landing, session.moves)
             case Commit():
                 self._commit(one)
             case Drop():
@@ -272,14 +281,17 @@ class Receiving:
         self._transport.expect(handoff, _source_of(session), grant.lease.stamps[::2], one.landing)
         self._do(handoff, session.leased(folds, grant.lease.stamps, now_s), now_s)
 
-    def _prove(self, one: _In) -> Actions:
-        """In our own memory, after the fence: every seal once more, every digest recomputed from the bytes that stand there."""
+    def _proven(self, proof: Proof, now_s: float) -> None:
+        """In our own memory, after the fence, every seal was compared once more, and every digest with the bytes that stand there."""
+        one = self._in.get(proof.handoff)
+        if one is None:
+            return
         session = one.session
-        fault = one.landing.check(session.moves)
-        if fault is not None:
-            return session.broken(Reason.SEAL, str(fault))
+        if proof.fault is not None:
+            self._do(proof.handoff, session.broken(Reason.SEAL, str(proof.fault)), now_s)
+            return
         present = [self._kv.pool.digest(page) for page in _held(one.grant).pin.stamps[::2]]
-        return session.proven([*present, *(move.fold for move in session.moves)])
+        self._do(proof.handoff, session.proven([*present, *(move.fold for move in session.moves)]), now_s)
 
     def _commit(self, one: _In) -> None:
         """From the receipt on these pages are like pages that were computed here (L5, L7): the full ones sealed and published, one that is
@@ -297,7 +309,8 @@ class Receiving:
 
     def _fence(self, handoff: str) -> bool:
         began_s = time.monotonic()
-        quiet = self._transport.fence(handoff)
+        read = not self._prover.let_go(handoff)
+        quiet = self._transport.fence(handoff) and not read
         counters = self.counters
         counters.fences += 1
         counters.fence_waits += not quiet

@@ -15,7 +15,7 @@ and is ignored once it has ended. A message of another hand-off or another incar
 
     receiver  WAITING --intent--> ASKED --leased--> GRANTED --manifest equal--> DECLARED --all landed--> FENCING --quiet--> PROVING
               PROVING --all equal--> COMMITTED
-              anything else: WAITING, ASKED, PROVING -> FAILED; the others -> ABORTING --fenced, or not in time--> FAILED
+              anything else: WAITING, ASKED -> FAILED; the others -> ABORTING --fenced, or not in time--> FAILED
 """
 
 from __future__ import annotations
@@ -144,7 +144,8 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Prove:
-    """Receiver: compare every page once more, in our own memory; answer with `proven` or `broken`."""
+    """Receiver: compare every page once more, in our own memory; answer with `proven` or `broken`, now or later. A `Fence` that comes
+    first ends it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,13 @@ from kvseal.exec.backends.cpu import NativeArena, new_arena
 from kvseal.handoff.messages import AnyMessage, Role, decode, encode
 from kvseal.handoff.node import End, Receiving, Sending
 from kvseal.handoff.proof import PageFault
+from kvseal.handoff.prover import Prover
 from kvseal.handoff.session import Patience
 from kvseal.handoff.transport import Transport
 from kvseal.kv.capacity import Capacity
 from kvseal.kv.geometry import KVGeometry
 from kvseal.kv.manager import Grant, KVManager
+from kvseal.lab.local_transport import ProverAtOnce
 from kvseal.lab.pages import closed, compute, payload, read_payload, seed_of
 
 KEY = b"key of the hand-off rig"
@@ -45,6 +47,7 @@ class Node:
         patience: Patience | None = None,
         geometry: KVGeometry = GEOMETRY,
         quarantine_cap_pages: int = 0,
+        prover: Prover | None = None,
     ) -> None:
         self.geometry = geometry
         capacity = Capacity.derive(model_context_tokens=pages * geometry.page_tokens, pool_pages=pages, page_tokens=geometry.page_tokens)
@@ -55,7 +58,13 @@ class Node:
         self.transport = make(self.arena, self.incarnation)
         self.sending = Sending(self.kv, self.transport, key=KEY, memory=self.memory, patience=patience)
         self.receiving = Receiving(
-            self.kv, self.transport, key=KEY, memory=self.memory, patience=patience, quarantine_cap_pages=quarantine_cap_pages
+            self.kv,
+            self.transport,
+            key=KEY,
+            memory=self.memory,
+            patience=patience,
+            quarantine_cap_pages=quarantine_cap_pages,
+            prover=prover or ProverAtOnce(),
         )
 
     def turn(self, now_s: float) -> None:
@@ -97,6 +106,7 @@ class Node:
 
     def close(self) -> None:
         self.transport.close()
+        self.receiving.close()
 
 
 def as_it_is(body: bytes) -> list[bytes]:

@@ -1,7 +1,8 @@
 """A transport inside one process that moves only when it is polled: for tests that decide every step.
 
-Owns nothing but its queue. `sticky` makes it one-sided, like an engine whose cancel does not stop writes: `fence` then says False while a
-transfer is in flight, and what is in flight lands later, whenever `late` is called. Laws L8, L9.
+Owns nothing but its queue, and a prover that has no thread of its own. `sticky` makes the transport one-sided, like an engine whose cancel
+does not stop writes: `fence` then says False while a transfer is in flight, and what is in flight lands later, whenever `late` is called.
+Laws L8, L9.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 
 from kvseal.exec.backends.cpu import NativeArena
 from kvseal.handoff.proof import Landing, Memory, Move
+from kvseal.handoff.prover import Proof
 from kvseal.handoff.transport import Landed, Lost, Report, Source
 
 
@@ -108,3 +110,28 @@ class _Maker:
 
     def __call__(self, arena: NativeArena, incarnation: str) -> LocalTransport:
         return LocalTransport(self.world, arena.memory, incarnation, self.sticky)
+
+
+class ProverAtOnce:
+    """Compares when it is asked, and tells when it is asked again: nothing happens by itself. `held`: it goes on reading."""
+
+    def __init__(self) -> None:
+        self.held = False
+        self._found: list[Proof] = []
+
+    def begin(self, handoff: str, landing: Landing, moves: Sequence[Move]) -> None:
+        self._found.append(Proof(handoff, landing.check(moves)))
+
+    def done(self) -> list[Proof]:
+        if self.held:
+            return []
+        found, self._found = self._found, []
+        return found
+
+    def let_go(self, handoff: str) -> bool:
+        reading = self.held and any(proof.handoff == handoff for proof in self._found)
+        self._found = [proof for proof in self._found if proof.handoff != handoff or reading]
+        return not reading
+
+    def close(self) -> None:
+        self._found.clear()

@@ -19,6 +19,7 @@ from kvseal.exec.backends.reference_digest import page_fold, section_digests
 from kvseal.exec.runner import Runner
 from kvseal.exec.spec import ModelSpec
 from kvseal.handoff.proof import Memory
+from kvseal.handoff.prover import Prover
 from kvseal.handoff.transport import Transport
 from kvseal.kv.capacity import Capacity
 from kvseal.kv.geometry import KVGeometry
@@ -62,6 +63,7 @@ def oracle_node(
     max_queued: int = 1024,
     context_tokens: int | None = None,
     backend_class: type[SealingOracle] = SealingOracle,
+    prover: Prover | None = None,
 ) -> NodeEngine:
     """`transport` makes one from the arena and its file; None: as the server would. `secret`: of the nonces, one of its own for each."""
     geometry = oracle_geometry(layers=2, page_tokens=page_tokens)
@@ -77,4 +79,4 @@ def oracle_node(
         kv, clock, chunk_tokens=chunk_tokens, max_running=max_running, max_queued=max_queued, page_tokens=page_tokens
     )
     made = None if transport is None else transport(backend.arena.memory, backend.arena.file)
-    return assemble_node(node, scheduler, kv, report, Runner(backend), backend, clock, transport=made)
+    return assemble_node(node, scheduler, kv, report, Runner(backend), backend, clock, transport=made, prover=prover)

@@ -21,6 +21,7 @@ from kvseal.core.outcome import Failed, Outcome
 from kvseal.core.request import Request
 from kvseal.handoff.proof import Landing, Memory, Move
 from kvseal.handoff.transport import Landed, Lost, Report, Source
+from kvseal.lab.local_transport import ProverAtOnce
 from kvseal.lab.oracle_node import oracle_node
 from kvseal.lab.rig import GREEDY, SCOPE
 from kvseal.node import peer_messages as p
@@ -184,7 +185,7 @@ class Pair:
             return LoopTransport(self.air, memory, incarnation)
 
         node = NodeConfig(role=role, name=role, secret=SECRET, on_failure=self._on_failure)
-        return oracle_node(node, transport, clock=self.clock, secret=incarnation.encode(), **options)
+        return oracle_node(node, transport, clock=self.clock, secret=incarnation.encode(), prover=ProverAtOnce(), **options)
 
     def restart(self, role: str, **options: Any) -> None:
         """The process dies and is started again, as another incarnation: what was open there fails, and the other node is told."""

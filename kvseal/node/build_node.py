@@ -14,6 +14,7 @@ from kvseal.core.errors import LawBroken
 from kvseal.core.laws import Law
 from kvseal.exec.backend import Backend
 from kvseal.handoff.node import Receiving, Sending
+from kvseal.handoff.prover import Prover
 from kvseal.handoff.session import Patience
 from kvseal.handoff.shm import SharedMemory
 from kvseal.handoff.tcp import TCP, TLS
@@ -48,8 +49,9 @@ def assemble_node(
     clock: Clock,
     *,
     transport: Transport | None = None,
+    prover: Prover | None = None,
 ) -> NodeEngine:
-    """`transport`: instead of the one that the configuration names, for tests."""
+    """`transport`, `prover`: instead of the one that the configuration names and of a thread, for tests."""
     if not isinstance(scheduler, HandoffScheduler):
         raise LawBroken(Law.L8, "a node was given a scheduler that does not know of hand-offs")
     incarnation = secrets.token_hex(12)
@@ -66,7 +68,7 @@ def assemble_node(
         node=node,
         card=NodeCard(node.name, node.role, transport.incarnation, transport.name),
         sending=Sending(kv, transport, key=node.secret, memory=backend.arena.memory, patience=patience),
-        receiving=Receiving(kv, transport, key=node.secret, memory=backend.arena.memory, patience=patience),
+        receiving=Receiving(kv, transport, key=node.secret, memory=backend.arena.memory, patience=patience, prover=prover),
         transport=transport,
         feed=CacheFeed(feed_keys(node.secret, report), report.pool_pages),
     )

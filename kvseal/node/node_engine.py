@@ -206,6 +206,7 @@ class NodeEngine(Engine):
 
     def close(self) -> None:
         self._transport.close()
+        self._receiving.close()
         super().close()
 
     # --- the side that computes the prompt ---
@@ -217,8 +218,7 @@ class NodeEngine(Engine):
         except InvalidRequest as error:
             self._end(request.request_id, self._elsewhere.refuse(error))
             return
-        refused = self._elsewhere.submit(replace(request, max_output_tokens=1))
-        if refused is not None:
+        if (refused := self._elsewhere.submit(replace(request, max_output_tokens=1))) is not None:
             self._end(request.request_id, refused)
             return
         self._outgoing[request.request_id] = _Outgoing(order)

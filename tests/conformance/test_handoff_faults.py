@@ -10,6 +10,7 @@ from conformance.transports import KINDS_OF_TRANSPORT, SECRET
 
 from kvseal.exec.backends.cpu import NativeArena
 from kvseal.handoff.make import make_transport
+from kvseal.handoff.prover import ProverThread
 from kvseal.handoff.session import Delivered, Failure, Patience
 from kvseal.handoff.transport import Transport
 from kvseal.lab.faulty_transport import Fault, FaultyTransport
@@ -54,7 +55,7 @@ def test_good_hand_offs_both_ways_and_over_shared_prefixes(kind: str) -> None:
     def make(arena: NativeArena, incarnation: str) -> Transport:
         return make_transport(kind, arena.memory, file=arena.file, incarnation=incarnation, secret=SECRET)
 
-    rig = Rig(Node("prefill", make, patience=Patience()), Node("decode", make, patience=Patience()))
+    rig = Rig(Node("prefill", make, patience=Patience()), Node("decode", make, patience=Patience(), prover=ProverThread()))
     try:
         for number, tokens in enumerate((TOKENS, TOKENS, TOKENS[:30], [*TOKENS[:20], *range(900, 930)])):
             found = outcome_of(rig, f"handoff-{number}", tokens, chunk=3)
@@ -84,7 +85,7 @@ def test_a_faulty_layer_never_makes_a_wrong_page_visible(kind: str, fault: Fault
 
     struck = failed = 0
     for _ in range(2):
-        rig = Rig(Node("prefill", make_plain, patience=PATIENCE), Node("decode", make_faulty, patience=PATIENCE))
+        rig = Rig(Node("prefill", make_plain, patience=PATIENCE), Node("decode", make_faulty, patience=PATIENCE, prover=ProverThread()))
         try:
             for number in range(6):
                 tokens = [number, *TOKENS]

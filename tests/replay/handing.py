@@ -15,9 +15,6 @@ from kvseal.core.outcome import Completed
 from kvseal.exec.backend import RowBreak, UInt64
 from kvseal.handoff.messages import AnyMessage, decode, encode
 from kvseal.handoff.proof import Landing, Move
-from kvseal.handoff.receive_session import ReceiveSession
-from kvseal.handoff.receiving import Receiving
-from kvseal.handoff.session import Actions
 from kvseal.lab.oracle_node import SealingOracle
 from kvseal.lab.pair import Heard, Pair
 from kvseal.lab.rig import truth
@@ -76,14 +73,12 @@ class Unchecking(SealingOracle):
 def gullible(monkeypatch: pytest.MonkeyPatch) -> Pair:
     """A pair whose receiver takes the sender's word for what stands in its own memory."""
 
-    def believe(self: Receiving, one: object) -> Actions:
-        session: ReceiveSession = one.session  # type: ignore[attr-defined]
-        present = [self._kv.pool.digest(page) for page in one.grant.pin.stamps[::2]]  # type: ignore[attr-defined]
-        return session.proven([*present, *(move.fold for move in session.moves)])
+    def believe(self: Landing, moves: Sequence[Move]) -> None:
+        return None
 
     def leave(self: Landing, moves: Sequence[Move], nonces: Sequence[int]) -> None:
         return None
 
-    monkeypatch.setattr(Receiving, "_prove", believe)
+    monkeypatch.setattr(Landing, "check", believe)
     monkeypatch.setattr(Landing, "restamp", leave)
     return Pair(prefill={"backend_class": Unchecking}, decode={"backend_class": Unchecking})

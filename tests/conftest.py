@@ -5,8 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from kvseal.node.demo import demo_model_path as fetch_demo_model
+
+# How long an example takes says something about the machine and its other work, never about what is tested.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 PROJECT = Path(__file__).resolve().parent.parent
 

@@ -211,6 +211,20 @@ class KVManager:
         if page_digests:
             self._seal(grant, first_page, page_digests)
 
+    def commit_each(
+        self, grants: Sequence[Grant], starts: Sequence[int], tokens: Sequence[int], page_digests: Sequence[tuple[bytes, ...]]
+    ) -> None:
+        """`commit` for many after one step: to each the token that was computed at its start, and the digest of the page that it filled.
+        One loop, since for nearly every token the call would cost more than what is done in it."""
+        size = self._page_tokens
+        for grant, start, token, digests in zip(grants, starts, tokens, page_digests, strict=True):
+            table, end = grant.table, start + 1
+            if digests or table.valid_tokens != start or end > grant.room_tokens or not end % size:
+                self.commit(grant, (token,), end, digests)
+            else:
+                table.valid_tokens = end
+                grant.tokens.append(token)
+
     def trim(self, grant: Grant, tokens: int) -> int:
         """Takes back the tokens from position `tokens` on; returns how many are valid now: a page is written once, front to back, so
         the whole page that a cut goes through is gone and its first tokens are computed again (L10)."""

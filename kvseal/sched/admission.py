@@ -75,7 +75,7 @@ class Admission:
 
     def reuses(self, sequence: Sequence) -> bool:
         """Prompt logprobs need every prompt position computed: until they are complete, nothing is read from the cache."""
-        return sequence.sampling.prompt_logprobs is None or len(sequence.prompt_logprobs) == sequence.prompt_tokens
+        return not sequence.needs_prompt_logprobs
 
     def shares_prefill(self, sequence: Sequence, running: Several[Sequence]) -> bool:
         """Whether to wait for the prefill of another that begins with the same tokens: of one other, and no second."""

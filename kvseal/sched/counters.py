@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kvseal.core.laws import Law
+
 
 @dataclass(slots=True)
 class SchedulerCounters:
@@ -23,3 +25,12 @@ class SchedulerCounters:
     recomputed_tokens: int = 0
     broken_seals: dict[str, int] = field(default_factory=dict)
     outcomes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("completed", "refused", "cancelled", "failed"), 0))
+
+    def admitted(self, prompt_tokens: int, cached_tokens: int, *, queried: bool) -> None:
+        """For the first time."""
+        self.prompt_tokens += prompt_tokens
+        self.cached_tokens += cached_tokens
+        self.queried_tokens += prompt_tokens if queried else 0
+
+    def broken(self, law: Law) -> None:
+        self.broken_seals[law.value] = self.broken_seals.get(law.value, 0) + 1

@@ -1,37 +1,31 @@
 """What a sequence says to the step that computes it, and to the world after it.
 
-Owns the making of rows and token events. Both are tuples made without their class's constructor: there is one of each for every running
-request and step, and the constructor of a named tuple takes longer than all the rest of what is done for it. Decides nothing.
+Owns the making of rows and events one by one, for all who do not simply decode (`decoders`), and the proof that results are those of a
+batch (L6). Decides nothing.
 """
 
 from __future__ import annotations
 
-from kvseal.core.batch import Row, RowResult
+from operator import itemgetter
+
+from kvseal.core.batch import Batch, BatchResult, Row, RowResult
+from kvseal.core.errors import LawBroken
 from kvseal.core.events import TokensEvent
+from kvseal.core.laws import Law
 from kvseal.core.outcome import Completed, FinishReason
-from kvseal.kv.manager import Grant
 from kvseal.sched.sequence import Sequence
 
-new_tuple = tuple.__new__
-"""``new_tuple(Row, (...))`` is ``Row(...)`` in a third of the time."""
+_ID = itemgetter(0)
+"""The request's id in a `Row` and in a `RowResult`."""
 
 
-def decode_row(sequence: Sequence, grant: Grant) -> Row:
-    """All its tokens but the last are computed."""
-    tokens = sequence.tokens
-    return new_tuple(
-        Row,
-        (
-            sequence.request_id,
-            (tokens[-1],),
-            sequence.computed_tokens,
-            grant.table,
-            sequence.sampling,
-            True,
-            tokens,
-            sequence.prompt_tokens,
-        ),
-    )
+def rows_of(batch: Batch | None, result: BatchResult) -> tuple[Row, ...]:
+    """The rows that these are the results of. Raises `LawBroken` (L6) unless each bears the id of its own."""
+    if batch is None or result.step != batch.step or len(result.rows) != len(batch.rows):
+        raise LawBroken(Law.L6, "the result is not that of the batch in flight")
+    if list(map(_ID, batch.rows)) != list(map(_ID, result.rows)):
+        raise LawBroken(Law.L6, "a result row bears another request's id than its batch row")
+    return batch.rows
 
 
 def chunk_row(sequence: Sequence, end: int) -> Row:

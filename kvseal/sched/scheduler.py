@@ -24,12 +24,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence as Several
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 
 from kvseal.core.batch import Batch, BatchResult, Row, RowResult
 from kvseal.core.clock import Clock
 from kvseal.core.errors import BrokenSeal, DeadlineExceeded, LawBroken, RequestError, Unavailable
-from kvseal.core.events import EndedEvent, Event, TokensEvent
+from kvseal.core.events import EndedEvent, Event
 from kvseal.core.ids import RequestId
 from kvseal.core.laws import Law
 from kvseal.core.outcome import Cancelled, Completed, Failed, FinishReason, Outcome, Refused
@@ -42,16 +42,15 @@ from kvseal.sched.admission import Admission
 from kvseal.sched.chunk import StepSize
 from kvseal.sched.counters import SchedulerCounters
 from kvseal.sched.deadlines import Deadlines
+from kvseal.sched.decoders import Decoders
 from kvseal.sched.line import Pace, WaitingLine
-from kvseal.sched.rows import chunk_row, completion, decode_row, full_event, new_tuple
+from kvseal.sched.rows import chunk_row, completion, full_event, rows_of
 from kvseal.sched.sequence import Decoding, Ended, Prefilling, Sequence, Waiting
 
 _ASIDE_PER_STEP = 16
 """How many waiting sequences may be set aside in one step to share a prefill; bounds the work of a step."""
 
 _KEY = attrgetter("key")
-_ID = itemgetter(0)
-"""The request's id in a `Row` and in a `RowResult`."""
 
 
 class Scheduler:
@@ -80,6 +79,8 @@ class Scheduler:
         self._running: list[Sequence] = []
         """In fair order: the last one is the victim."""
         self._prefilling = 0
+        self._decoders: Decoders | None = None
+        """Those of them that decode; None when who does has changed."""
         self._blocked = False
         """The head of the line did not fit beside those that run, and none of them has given anything back since."""
         self._deadlines = Deadlines()
@@ -90,6 +91,8 @@ class Scheduler:
         self._began_s = 0.0
         self._step_tokens = 0
         self._flight: list[Sequence] = []
+        """Whose rows the batch has, in its order: `_flown`, then those with chunks."""
+        self._flown: Decoders | None = None
         self._tickets: list[Ticket] = []
         self._events: list[Event] = []
 
@@ -183,58 +186,56 @@ class Scheduler:
 
     def apply(self, result: BatchResult) -> list[Event]:
         """Moves every sequence by what was really computed; returns all events since the last call. Raises `LawBroken` (L6)."""
-        batch = self._batch
-        if batch is None or result.step != batch.step or len(result.rows) != len(batch.rows):
-            raise LawBroken(Law.L6, "the result is not that of the batch in flight")
-        if list(map(_ID, batch.rows)) != list(map(_ID, result.rows)):
-            raise LawBroken(Law.L6, "a result row bears another request's id than its batch row")
+        rows = rows_of(self._batch, result)
         self._batch = None
         self._step_size.took(self._step_tokens, self._clock.now_s() - self._began_s)
         self.counters.steps += 1
         if self._tickets:
             self._kv.settle(self._tickets, [out.broken for out in result.rows if out.broken is not None])
             self._tickets.clear()
-        commit, events = self._kv.commit, self._events
-        for sequence, row, out in zip(self._flight, batch.rows, result.rows, strict=True):
-            request_id, token, logprobs, _, digests, broken, failed = out
-            state = sequence.state
-            if broken is not None:
-                self._break(sequence, broken)
-            elif failed is not None or type(state) is not Decoding:
-                self._advance(sequence, row, out)
+        done = self._apply_decoders(result.rows)
+        for sequence, row, out in zip(self._flight[done:], rows[done:], result.rows[done:], strict=True):
+            if out.broken is not None:
+                self._break(sequence, out.broken)
             else:
-                sequence.computed_tokens = end = row.start + 1
-                commit(state.grant, row.tokens, end, digests)
-                if token is None or logprobs is not None:
-                    self._emit(sequence, out)
-                    continue
-                tokens = sequence.tokens  # `_emit` without its detours: what nearly every token passes through
-                tokens.append(token)
-                events.append(new_tuple(TokensEvent, (request_id, (token,), (), (), sequence.cached_tokens or 0)))
-                if token in sequence.stop_token_ids or len(tokens) >= sequence.last_tokens:
-                    self._complete(sequence, token)
+                self._advance(sequence, row, out)
         self._flight = []
+        self._flown = None
         return self.take_events()
 
     # --- rows ---
 
     def _continue(self, rows: list[Row]) -> int:
-        """Rows of all that run, first in order first, so that a victim (the last) never has a row yet. Returns the tokens left."""
+        """Rows of all that run; returns the tokens left. Pages are claimed in fair order, so that a victim (the last) has claimed none."""
         decoding = len(self._running) - self._prefilling
         left = self._step_size.tokens(len(self._running), decoding) - decoding
-        flight = self._flight
-        for sequence in self._running:
-            state = sequence.state
-            if type(state) is Decoding:
-                start = sequence.computed_tokens
-                if start < sequence.room_tokens or self._grow(sequence, start + 1):
-                    rows.append(decode_row(sequence, state.grant))
-                    flight.append(sequence)
-            elif left and type(state) is Prefilling:
+        claims = self._current_decoders().due()
+        if self._prefilling:
+            claims = sorted((*claims, *(one for one in self._running if type(one.state) is Prefilling)), key=_KEY)
+        chunks: list[tuple[Sequence, int]] = []
+        starving = False
+        for sequence in claims:
+            state = type(sequence.state)
+            if state is Decoding:
+                end = sequence.computed_tokens + 1
+                starving = not (end <= sequence.room_tokens or self._grow(sequence, end)) and type(sequence.state) is Decoding
+            elif left and state is Prefilling:
                 end = self._chunk_end(sequence, left)
                 if end <= sequence.room_tokens or self._grow(sequence, end):
-                    left -= self._chunk(sequence, rows, end)
+                    chunks.append((sequence, end))
+                    left -= end - sequence.computed_tokens
+        if not starving:
+            self._flown = decoders = self._current_decoders()
+            rows += decoders.rows()
+            self._flight += decoders.sequences
+        for sequence, end in chunks:
+            self._chunk(sequence, rows, end)
         return left
+
+    def _current_decoders(self) -> Decoders:
+        if self._decoders is None:
+            self._decoders = Decoders([one for one in self._running if type(one.state) is Decoding], self._page_tokens)
+        return self._decoders
 
     def _chunk_end(self, sequence: Sequence, left: int) -> int:
         """As far as budget and tokens reach; no further than pages are there, before any is taken from another."""
@@ -252,16 +253,16 @@ class Scheduler:
 
     def _grow(self, sequence: Sequence, end_tokens: int) -> bool:
         """Room up to `end_tokens`, taken from those last in order if need be; False when the sequence has no row this step."""
-        grant = sequence.grant
-        while not self._kv.grow(grant, end_tokens):
-            if self._running[-1] is sequence and len(self._running) == 1:
-                self._starve(sequence)
-                return False
+        while not self._kv.grow(sequence.grant, end_tokens):
             victim = self._running[-1]
+            if len(self._running) == 1:  # Alone: either some are draining and come back, or they are out of use.
+                if not self._pages_come_back():
+                    why = "cache pages were put out of use while the request ran, and what is left cannot hold it"
+                    self._end(sequence, Failed(Unavailable(why)))
+                return False
             self._preempt(victim)
             if victim is sequence:
                 return False
-        sequence.room_tokens = grant.room_tokens
         return True
 
     def _preempt(self, victim: Sequence) -> None:
@@ -270,12 +271,6 @@ class Scheduler:
         self._line.push(victim)
         self._blocked = False
         self.counters.preemptions += 1
-
-    def _starve(self, sequence: Sequence) -> None:
-        """Alone, and still short of pages: either some are draining and come back, or they are out of use and it must fail."""
-        if not self._pages_come_back():
-            why = "cache pages were put out of use while the request ran, and what is left cannot hold it"
-            self._end(sequence, Failed(Unavailable(why)))
 
     def _pages_come_back(self) -> bool:
         return self._kv.usage().draining > 0
@@ -315,39 +310,44 @@ class Scheduler:
         sequence.admit(grant)
         insort(self._running, sequence, key=_KEY)
         self._prefilling += 1
-        counters = self.counters
         if sequence.cached_tokens is None:
             sequence.cached_tokens = grant.cached_tokens
-            counters.prompt_tokens += sequence.prompt_tokens
-            counters.cached_tokens += grant.cached_tokens
-            counters.queried_tokens += sequence.prompt_tokens if reuse else 0
+            self.counters.admitted(sequence.prompt_tokens, grant.cached_tokens, queried=reuse)
         else:
-            counters.recomputed_tokens += max(0, sequence.lost_tokens - grant.cached_tokens)
+            self.counters.recomputed_tokens += max(0, sequence.lost_tokens - grant.cached_tokens)
         return True
 
     # --- results ---
 
+    def _apply_decoders(self, results: tuple[RowResult, ...]) -> int:
+        """How many rows are done: those of all decoders, unless one of them has ended meanwhile or has more to tell than a token."""
+        decoders = self._flown
+        if decoders is None or decoders is not self._decoders:
+            return 0
+        last = decoders.apply(self._kv, results[: len(decoders)], self._events)
+        if last is None:
+            self._decoders = None
+            return 0
+        if decoders.may_end():
+            for sequence, token in zip(decoders.sequences, last, strict=True):
+                self._complete(sequence, token)
+        return len(decoders)
+
     def _advance(self, sequence: Sequence, row: Row, out: RowResult) -> None:
-        """Everything but the plain decode row."""
+        """One row by itself, its seals whole."""
         if sequence.ended:
             return
         if out.failed is not None:
             self._end(sequence, Failed(out.failed))
             return
         self._kv.commit(sequence.grant, row.tokens, row.end, out.page_digests)
-        sequence.computed_tokens = row.end
-        if sequence.sampling.prompt_logprobs is not None:
-            self._collect_prompt_logprobs(sequence, row, out)
+        sequence.collect_prompt_logprobs(row.start, out.prompt_logprobs)
         if row.samples:
-            sequence.decode()
-            self._prefilling -= 1
+            if type(sequence.state) is Prefilling:
+                sequence.decode()
+                self._prefilling -= 1
+                self._decoders = None
             self._emit(sequence, out)
-
-    def _collect_prompt_logprobs(self, sequence: Sequence, row: Row, out: RowResult) -> None:
-        if not self._admission.reuses(sequence):
-            if row.start == 0:
-                sequence.prompt_logprobs = [None]
-            sequence.prompt_logprobs += out.prompt_logprobs
 
     def _emit(self, sequence: Sequence, out: RowResult) -> None:
         token = out.token
@@ -366,8 +366,7 @@ class Scheduler:
 
     def _break(self, sequence: Sequence, broken: BrokenSeal) -> None:
         """L12: counted and quarantined even when the request has ended meanwhile; fails that request alone."""
-        seals = self.counters.broken_seals
-        seals[broken.law.value] = seals.get(broken.law.value, 0) + 1
+        self.counters.broken(broken.law)
         if not isinstance(sequence.state, Ended):
             self._end(sequence, Failed(broken))
 
@@ -396,4 +395,6 @@ class Scheduler:
     def _leave_running(self, sequence: Sequence) -> None:
         if type(sequence.state) is Prefilling:
             self._prefilling -= 1
+        else:
+            self._decoders = None
         del self._running[bisect_left(self._running, sequence.key, key=_KEY)]

@@ -75,7 +75,6 @@ class Sequence:
     __slots__ = (
         "arrival",
         "cached_tokens",
-        "computed_tokens",
         "deferred_to",
         "key",
         "last_tokens",
@@ -88,7 +87,6 @@ class Sequence:
         "prompt_tokens",
         "request",
         "request_id",
-        "room_tokens",
         "sampling",
         "starts",
         "state",
@@ -117,9 +115,6 @@ class Sequence:
             self.packed = None
         self.last_tokens = self.prompt_tokens + request.max_output_tokens
         """So many tokens are its end, whatever they are."""
-        self.computed_tokens = 0
-        self.room_tokens = 0
-        """Positions below this have a page (what the grant said last)."""
         self.cached_tokens: int | None = None
         """Prompt tokens found in the cache at the first admission; None before it."""
         self.lost_tokens = 0
@@ -136,6 +131,18 @@ class Sequence:
     @property
     def output_tokens(self) -> int:
         return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def computed_tokens(self) -> int:
+        """What its grant calls valid: no second count that could differ (L5)."""
+        state = self.state
+        return 0 if isinstance(state, Waiting | Ended) else state.grant.table.valid_tokens
+
+    @property
+    def room_tokens(self) -> int:
+        """Positions below this have a page."""
+        state = self.state
+        return 0 if isinstance(state, Waiting | Ended) else state.grant.room_tokens
 
     @property
     def pending_tokens(self) -> int:
@@ -155,6 +162,18 @@ class Sequence:
         if isinstance(state, Waiting | Ended):
             raise LawBroken(Law.L11, f"request {self.request_id} holds no pages while {type(state).__name__}")
         return state.grant
+
+    @property
+    def needs_prompt_logprobs(self) -> bool:
+        """Asked for, and not complete: then every prompt position has to be computed."""
+        return self.sampling.prompt_logprobs is not None and len(self.prompt_logprobs) != self.prompt_tokens
+
+    def collect_prompt_logprobs(self, start: int, found: Several[TokenLogprobs | None]) -> None:
+        """Of a chunk that begins at `start`."""
+        if self.needs_prompt_logprobs:
+            if start == 0:
+                self.prompt_logprobs = [None]
+            self.prompt_logprobs += found
 
     # --- transitions ---
 
@@ -180,10 +199,8 @@ class Sequence:
     def preempt(self) -> Grant:
         """Back to the waiting line. The caller gives the grant up."""
         grant = self.grant
-        self.state = WAITING
         self.lost_tokens = self.computed_tokens
-        self.computed_tokens = 0
-        self.room_tokens = 0
+        self.state = WAITING
         return grant
 
     def end(self, outcome: Outcome) -> Grant | None:
@@ -197,8 +214,6 @@ class Sequence:
     def _hold(self, state: Holding) -> None:
         self.state = state
         self.packed = self.deferred_to = None
-        self.computed_tokens = state.grant.table.valid_tokens
-        self.room_tokens = state.grant.room_tokens
 
     def _undrawn(self, move: str) -> LawBroken:
         return LawBroken(Law.L11, f"request {self.request_id} cannot {move}: it is {type(self.state).__name__}")

@@ -99,7 +99,7 @@ class Fleet:
         self._looked_at_s = now_s
         if now_s < self._blind_until_s:
             return []
-        frozen = {node for node in self.nodes if node.card is not None and node.last_progress_age_s > self._frozen_after_s}
+        frozen = {node for node in self.nodes if node.card is not None and node.still_s > self._frozen_after_s}
         fresh = [node for node in self.nodes if node in frozen and node not in self._frozen]
         self._frozen = frozen
         return fresh

@@ -182,7 +182,7 @@ class _Router:
             case m.Finish(request_id) if request_id in self._legs:
                 self._node.finish(request_id)
             case m.Ping():
-                moves = self._node.last_progress_age_s < RECENT_S
+                moves = self._node.still_s < RECENT_S
                 self._steps += moves
                 self.send(m.Pong(self._steps, not moves))
             case m.AskStats(ask):

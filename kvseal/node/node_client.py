@@ -19,6 +19,7 @@ from kvseal.node import messages as m
 from kvseal.node import peer_messages as p
 from kvseal.node.client import MAX_UNSENT_BYTES, STALL_AFTER_S, EngineClient, EngineState
 from kvseal.node.link import Link
+from kvseal.node.spawn import cpu_ticks
 from kvseal.node.stream import RequestStream
 
 NODE_MODULE = "kvseal.node.node_process"
@@ -50,6 +51,7 @@ class NodeClient(EngineClient):
         """Called with the incarnation that is no more."""
         self.on_cache: Callable[[p.CacheChanges], None] | None = None
         self._card: p.NodeCard | None = None
+        self._ticks, self._computed_at_s = 0, clock.now_s()
         self._name, self._role = (config.node.name, config.node.role) if config.node is not None else ("engine", "decode")
 
     @classmethod
@@ -78,6 +80,18 @@ class NodeClient(EngineClient):
     def usable(self) -> bool:
         """Whether new requests should go there."""
         return self._card is not None and self.state is EngineState.READY
+
+    @property
+    def still_s(self) -> float:
+        """Seconds since the node was last seen at work: it said so, or its process has computed. One that is stopped computes nothing, one
+        on a busy machine takes long over a step; one that computes and completes no step stands still from `stall_after_s` on."""
+        age_s, now_s = self.last_progress_age_s, self._clock.now_s()
+        ticks = None if self.pid is None else cpu_ticks(self.pid)
+        if ticks is None or age_s > self._stall_after_s:
+            return age_s
+        if ticks != self._ticks:
+            self._ticks, self._computed_at_s = ticks, now_s
+        return min(age_s, now_s - self._computed_at_s)
 
     def open(self, request_id: RequestId, message: m.Submit | p.Prefill | p.Receive, sink: Callable[[Leg, Event], None]) -> Leg:
         """Like `submit`, with the events given to `sink`, which may be called before this returns."""

@@ -26,6 +26,12 @@ class NodeLoop(EngineLoop):
         engine.before_step = self._send_said
 
     def run(self) -> None:
+        try:
+            self._turns()
+        finally:
+            self._node.before_step = None  # or loop and engine hold each other, and nobody frees the arena
+
+    def _turns(self) -> None:
         while True:
             self._node.turn()
             self._send_said()

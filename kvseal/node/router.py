@@ -6,9 +6,9 @@ arrived: the receiver's own receipt decides that (L9).
 
 Limits (L1): what is served is the smallest of what any node serves; a longer request is refused here, before anything is sent anywhere.
 
-Health is progress, not a socket: a node that has made no step and has not said that it is idle for `frozen_after_s` gets nothing new, what
-it was computing for others is computed elsewhere, and what has emitted nothing is placed again. A request is placed `MAX_ATTEMPTS` times at
-most, and never again once a token of it has been emitted.
+Health is progress, not a socket: a node that has made no step, has not said that it is idle and has computed nothing for `frozen_after_s`
+(or has computed without a step until it counts as stalled) gets nothing new, what it was computing for others is computed elsewhere, and
+what has emitted nothing is placed again. A request is placed `MAX_ATTEMPTS` times at most, and never again once a token of it was emitted.
 """
 
 from __future__ import annotations
@@ -347,7 +347,7 @@ class Router:
                 if late is not None:
                     self._finish(late, Failed(DeadlineExceeded("the request's deadline passed before it was complete")))
             for node in self.fleet.look(now_s):
-                _log.error("node %s has made no progress for %.1f s: nothing new goes there", node.name, node.last_progress_age_s)
+                _log.error("node %s has made no progress for %.1f s: nothing new goes there", node.name, node.still_s)
                 self._frozen(node)
             self._dispatch()
 

@@ -34,11 +34,11 @@ SHRINK = 8
 """Lengths of the trace are divided by it: a small model on a CPU stands in for a large one on a GPU."""
 LOADS = (0.7, 0.9, 1.1, 1.3)
 """Rates, as shares of the one that the simulator finds sustainable."""
-REQUESTS, QUICK_REQUESTS = 150, 40
+REQUESTS, QUICK_REQUESTS = 120, 30
 LIMIT_TTFT, LIMIT_TPOT = 5.0, 3.0
 """Limits, in multiples of what the median request takes alone."""
 CHUNK_TOKENS = 256
-CALIBRATING = 20
+CALIBRATING = 15
 """Requests before each rate that tell how fast the machine is just then."""
 
 PUBLISHED_RATE = 1.5625
@@ -78,7 +78,7 @@ def prediction(context: Context) -> tuple[list[Entry], Plot, dict[str, str]]:
     with Rig(context, chunk_tokens=1_024, step_s=None) as rig:
         context.say("fitting")
         watch = Stopwatch(rig, timer)
-        measure(watch, rounds=1 if context.quick else 3, longest_tokens=rig.engine.report.served_context_tokens)
+        measure(watch, rounds=1 if context.quick else 2, longest_tokens=rig.engine.report.served_context_tokens)
         latency, _ = fitted(rig, watch.samples, link=4e9, timer="")
         settings = rig.settings
     kind = latency.kinds[0]
@@ -110,7 +110,7 @@ def prediction(context: Context) -> tuple[list[Entry], Plot, dict[str, str]]:
         x_label="requests per second",
         y_label="%",
         lines=(
-            Line("predicted", tuple((rate, 100 * predicted) for rate, predicted, _ in points)),
+            Line("predicted", tuple((rate, 100 * predicted) for rate, predicted, _ in points), dashed=True),
             Line("measured", tuple((rate, 100 * measured) for rate, _, measured in points)),
         ),
     )

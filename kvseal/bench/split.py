@@ -1,15 +1,18 @@
 """Whether splitting prefill from decode pays on this machine: figure 11 of the performance notes. ``kvseal bench split``.
 
-Owns two comparisons, each of one prefill and one decode worker with one thread against two colocated ones: against unchunked ones with
-256-token prompts and 128-token answers, and against the best chunk size with 1,024 and 192. Limits: TTFT 10 times, and the longest tenth of
-the gaps between tokens 3 times what a request takes alone; goodput is the highest rate with 90 % in time. Goodput is simulated, with a
-latency model fitted here just before; then real servers (``kvseal serve``, two processes a side) run the rate that the split is predicted
-to hold, and the shares in time are shown as measured.
+Owns two loads (256-token prompts with 128-token answers, 1,024 with 192) on three ways to use two workers of one thread each: one for
+prompts and one for answers, two colocated with the best chunk size, two colocated that compute every prompt in one step. Limits: TTFT 10
+times, and the longest tenth of the gaps between tokens 3 times what a request takes alone; goodput is the highest rate with 90 % in time.
+
+Everything twice: simulated, with a latency model fitted here just before, and measured over HTTP with real servers at four rates. A way
+that gets less than half of the requests done in time is not measured at higher rates, and whatever is open `PATIENCE_S` after the last
+arrival counts as late: the command ends in minutes however slow the machine is.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kvseal.bench.fit import Stopwatch, fitted, measure
@@ -17,34 +20,67 @@ from kvseal.bench.place.fast import simulate_fast
 from kvseal.bench.place.latency import Latency
 from kvseal.bench.place.search import Answer, Found, Question, search
 from kvseal.bench.place.served import ServerFailed, run_served, servers
-from kvseal.bench.place.slo import attainment, parse_slo, quantile
-from kvseal.bench.place.trace import fixed
+from kvseal.bench.place.slo import SLO, attainment, parse_slo
+from kvseal.bench.place.trace import Trace, fixed
+from kvseal.bench.place.unchunked import UNCHUNKED_TOKENS
 from kvseal.bench.suite.board import Entry, Line, Plot, Result, Side, Target, missing
 from kvseal.bench.suite.command import Context, benchmark_main
 from kvseal.bench.suite.rig import Rig
 from kvseal.node.models import resolve_model
 
 LIMITS = "ttft=10x,tbt=3x"
-UNCHUNKED_TOKENS = 8_192
-REQUESTS = 300
-MEASURED, QUICK_MEASURED = 60, 12
-BELOW = 0.9
-"""Of the predicted goodput: the rate that is measured."""
+CHUNKS = (64, 128, 256, 512)
+IN_TIME = 0.9
+SIMULATED_REQUESTS, QUICK_SIMULATED = 300, 60
+SHARES = (0.4, 0.7, 1.0, 1.3)
+"""Measured rates, as shares of the best one that was predicted."""
+SPAN_S, QUICK_SPAN_S = 12.0, 3.0
+"""For the arrivals of one rate."""
+LEAST_REQUESTS = 10
+PATIENCE_S = 15.0
+HOPELESS = 0.5
+"""Of the requests in time: higher rates are not measured."""
+SPLIT, CHUNKED, WHOLE = "split", "chunked", "unchunked"
+
+Points = tuple[tuple[float, float], ...]
+"""Requests per second, share in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    name: str
     prompt_tokens: int
     output_tokens: int
-    chunks: tuple[int, ...]
+    against: str
+    """The way that the target compares with."""
     target: Target
 
+    @property
+    def name(self) -> str:
+        return f"{self.prompt_tokens}/{self.output_tokens}"
 
-CASES = (
-    Case("2 unchunked, 256/128", 256, 128, (UNCHUNKED_TOKENS,), Target(low=8.0)),
-    Case("best of 2 chunked, 1024/192", 1_024, 192, (32, 64, 128, 256, 512), Target(low=2.0)),
-)
+    @property
+    def trace(self) -> Trace:
+        return fixed(self.prompt_tokens, self.output_tokens)
+
+
+CASES = (Case(256, 128, WHOLE, Target(low=8.0)), Case(1_024, 192, CHUNKED, Target(low=2.0)))
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to use the two workers, and what is predicted of it."""
+
+    name: str
+    found: Found
+    slo: SLO
+
+    def commands(self, model: str) -> list[list[str]]:
+        """Of its servers, as `servers` takes them."""
+        chunk = str(min(self.found.placement.chunk_tokens, UNCHUNKED_TOKENS))
+        serve = ["kvseal", "serve", model, "--threads", "1", "--chunk-tokens", chunk]
+        if self.name == SPLIT:
+            return [[*serve, "--prefill", "1", "--decode", "1"]]
+        return [serve if self.name == CHUNKED else ["kvseal.bench.place.unchunked", model]] * 2
 
 
 def run(context: Context) -> Result:
@@ -52,97 +88,139 @@ def run(context: Context) -> Result:
     latency, settings = fit_one_thread(one)
     entries: list[Entry] = []
     plots: list[Plot] = []
+    remarks: list[str] = []
     for case in CASES:
-        context.say(f"simulating 1 prefill + 1 decode against {case.name}")
-        answer = predicted(latency, case)
-        entries.append(goodput_entry(case, answer))
-        plots.append(curve_plot(latency, case, answer))
-        entries.append(measured_entry(one, case, answer))
-    return Result(name="split", title="Prefill and decode apart", entries=entries, plots=plots, settings=settings)
+        context.say(f"simulating {case.name}")
+        ways, why = predicted(latency, case, QUICK_SIMULATED if context.quick else SIMULATED_REQUESTS)
+        remarks += why
+        found = measured(one, case, ways)
+        entries += entries_of(case, ways, found)
+        if ways:
+            plots.append(plot_of(latency, case, ways, found))
+    return Result(name="split", title="Prefill and decode apart", entries=entries, plots=plots, settings=settings, remarks=tuple(remarks))
 
 
 def fit_one_thread(context: Context) -> tuple[Latency, dict[str, str]]:
     with Rig(context, chunk_tokens=1_024, step_s=None) as rig:
         context.say("fitting")
         watch = Stopwatch(rig, time.process_time)
-        measure(watch, rounds=1 if context.quick else 3, longest_tokens=rig.engine.report.served_context_tokens)
+        measure(watch, rounds=1 if context.quick else 2, longest_tokens=rig.engine.report.served_context_tokens)
         latency, _ = fitted(rig, watch.samples, link=4e9, timer="CPU")
         return latency, rig.settings
 
 
-def predicted(latency: Latency, case: Case) -> Answer:
-    trace = fixed(case.prompt_tokens, case.output_tokens)
-    return search(
-        Question(
-            latency=latency, trace=trace, asked=parse_slo(LIMITS), workers=2, requests=REQUESTS, poisson=True, chunk_tokens=case.chunks
-        )
-    )
+# --- predicted ----------------------------------------------------------------------------------------------
 
 
-def goodput_entry(case: Case, answer: Answer) -> Entry:
-    name = f"goodput simulated, 1 prefill + 1 decode / {case.name}"
-    split, shared = answer.best(split=True), answer.best(split=False)
-    if split is None or not split.rate:
-        return missing("11", name, f"the split meets the limits at no rate ({answer.slo}) {answer.impossible}", case.target)
-    if shared is None or not shared.rate:
-        return missing("11", name, f"colocated workers meet the limits at no rate, the split at {split.rate:.3g} req/s", case.target)
-    return Entry(
-        figure="11",
-        name=name,
-        a=Side(split.placement.name, "req/s", (split.rate,)),
-        b=Side(shared.placement.name, "req/s", (shared.rate,)),
-        target=case.target,
-        note=f"SIMULATED; {answer.slo}; first missed: split {split.held_by or '-'}, colocated {shared.held_by or '-'}",
-    )
+def predicted(latency: Latency, case: Case, requests: int) -> tuple[list[Way], list[str]]:
+    """The ways that meet the limits at some rate, and why the others do not."""
+    whole = _searched(latency, case, (UNCHUNKED_TOKENS,), requests)
+    chunked = _searched(latency, case, CHUNKS, requests)
+    splits = [one for one in (whole.best(split=True), chunked.best(split=True)) if one is not None]
+    best = {
+        SPLIT: max(splits, key=lambda one: one.rate, default=None),
+        CHUNKED: chunked.best(split=False),
+        WHOLE: whole.best(split=False),
+    }
+    ways = [Way(name, found, chunked.slo) for name, found in best.items() if found is not None]
+    why = [f"{case.name}, {name}: {chunked.impossible or 'no such placement'}" for name, found in best.items() if found is None]
+    return ways, why
 
 
-def curve_plot(latency: Latency, case: Case, answer: Answer) -> Plot:
-    """Share in time over the rate, from the fast model."""
-    trace = fixed(case.prompt_tokens, case.output_tokens)
-    lines = []
-    for found in (answer.best(split=True), answer.best(split=False)):
-        if found is None:
-            continue
-        middle = max((one.rate for one in answer.found), default=1.0) or 1.0
-        points = []
-        for share in (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0, 1.1, 1.3, 1.6):
-            outcome = simulate_fast(found.placement, latency, trace.at_rate(share * middle, REQUESTS, poisson=True))
-            points.append((share * middle, 100 * attainment(outcome.records, answer.slo)))
-        lines.append(Line(found.placement.name, tuple(points)))
-    return Plot(title=f"Share in time against {case.name} (simulated)", x_label="requests per second", y_label="%", lines=tuple(lines))
+def _searched(latency: Latency, case: Case, chunks: tuple[int, ...], requests: int) -> Answer:
+    asked = parse_slo(LIMITS)
+    return search(Question(latency=latency, trace=case.trace, asked=asked, workers=2, requests=requests, poisson=True, chunk_tokens=chunks))
 
 
-def measured_entry(context: Context, case: Case, answer: Answer) -> Entry:
-    name = f"share in time measured, 1 prefill + 1 decode / {case.name}"
-    split, shared = answer.best(split=True), answer.best(split=False)
-    if split is None or not split.rate:
-        return missing("11", name, "nothing to measure: the split meets the limits at no rate")
-    rate = BELOW * split.rate
-    jobs = fixed(case.prompt_tokens, case.output_tokens).at_rate(rate, QUICK_MEASURED if context.quick else MEASURED, poisson=True, seed=4)
-    chunk = case.chunks[0] if shared is None else min(shared.placement.chunk_tokens, UNCHUNKED_TOKENS)
+# --- measured -----------------------------------------------------------------------------------------------
+
+
+def measured(context: Context, case: Case, ways: Sequence[Way]) -> dict[str, Points]:
+    """Shares in time by way. A way whose servers do not start has none."""
     model = str(resolve_model(context.model))
-    try:
-        context.say(f"measuring 1 prefill + 1 decode at {rate:.3g} req/s")
-        with servers([[model, "--prefill", "1", "--decode", "1", "--threads", "1", "--chunk-tokens", str(_chunk(split))]]) as urls:
-            apart = run_served(urls, jobs)
-        context.say(f"measuring 2 colocated at {rate:.3g} req/s")
-        with servers([[model, "--threads", "1", "--chunk-tokens", str(chunk)]] * 2) as urls:
-            together = run_served(urls, jobs)
-    except ServerFailed as failed:
-        return missing("11", name, str(failed))
-    shares = [max(1e-9, 100 * attainment(records, answer.slo)) for records in (apart, together)]
-    tbt = [quantile([record.tbt_s for record in records], 0.9) for records in (apart, together)]
-    return Entry(
-        figure="11",
-        name=name,
-        a=Side("1 prefill + 1 decode", "%", (shares[0],)),
-        b=Side("2 colocated", "%", (shares[1],)),
-        note=f"MEASURED over HTTP at {rate:.3g} req/s, {len(jobs)} requests; {answer.slo}; P90 TBT {tbt[0]:.3g} and {tbt[1]:.3g} s",
-    )
+    top = max((way.found.rate for way in ways), default=0.0)
+    found: dict[str, Points] = {}
+    for way in ways if top else ():
+        try:
+            with servers(way.commands(model)) as urls:
+                found[way.name] = _shares(context, case, way, urls, top)
+        except ServerFailed as failed:
+            context.say(f"{way.name}: {failed}")
+    return found
 
 
-def _chunk(found: Found) -> int:
-    return min(found.placement.chunk_tokens, UNCHUNKED_TOKENS)
+def _shares(context: Context, case: Case, way: Way, urls: Sequence[str], top: float) -> Points:
+    span_s = QUICK_SPAN_S if context.quick else SPAN_S
+    run_served(urls, case.trace.at_rate(8.0, 2, poisson=False), patience_s=PATIENCE_S)  # whatever happens once happens here
+    points: list[tuple[float, float]] = []
+    for number, share in enumerate(SHARES):
+        rate = share * top
+        jobs = case.trace.at_rate(rate, max(LEAST_REQUESTS, round(rate * span_s)), poisson=True, seed=4 + number)
+        records = run_served(urls, jobs, seed=number, patience_s=PATIENCE_S)
+        points.append((rate, attainment(records, way.slo)))
+        context.say(f"{case.name}, {way.name} at {rate:.3g} req/s: {points[-1][1]:.0%} of {len(jobs)} in time")
+        if points[-1][1] < HOPELESS:
+            break
+    return tuple(points)
+
+
+def goodput(points: Points) -> float:
+    """The highest rate with `IN_TIME`, between two measured ones by a straight line; 0 where the lowest misses."""
+    best = 0.0
+    for (rate, share), after in zip(points, (*points[1:], None), strict=True):
+        if share < IN_TIME:
+            break
+        best = rate
+        if after is not None and after[1] < IN_TIME:
+            best = rate + (after[0] - rate) * (share - IN_TIME) / (share - after[1])
+    return best
+
+
+# --- shown --------------------------------------------------------------------------------------------------
+
+
+def entries_of(case: Case, ways: Sequence[Way], found: dict[str, Points]) -> list[Entry]:
+    by_name = {way.name: way for way in ways}
+    entries: list[Entry] = []
+    for other in (WHOLE, CHUNKED):
+        rates = {name: way.found.rate for name, way in by_name.items()}
+        held = "; ".join(f"{way.name}: {way.found.placement.name}, {way.found.held_by or 'nothing'} missed first" for way in ways)
+        limits = str(ways[0].slo) if ways else LIMITS
+        entries.append(_ratio(case, other, rates, "simulated", f"SIMULATED; {limits}; {held}"))
+        shares = "; ".join(
+            f"{name}: " + ", ".join(f"{share:.0%} at {rate:.3g}" for rate, share in points) for name, points in found.items()
+        )
+        rates = {name: goodput(points) for name, points in found.items()}
+        entries.append(_ratio(case, other, rates, "measured", f"MEASURED over HTTP; {limits}; in time: {shares}"))
+    return entries
+
+
+def _ratio(case: Case, other: str, rates: dict[str, float], how: str, note: str) -> Entry:
+    name = f"goodput {how}, {case.name}, split / {other}"
+    target = case.target if other == case.against else None
+    ours, theirs = rates.get(SPLIT, 0.0), rates.get(other, 0.0)
+    if not ours or not theirs:
+        what = f"{SPLIT} {ours:.3g} req/s, {other} {theirs:.3g}: one of them meets the limits at no rate that was tried"
+        return missing("11", name, f"{what} ({note})", target)
+    return Entry(figure="11", name=name, a=Side(SPLIT, "req/s", (ours,)), b=Side(other, "req/s", (theirs,)), target=target, note=note)
+
+
+def plot_of(latency: Latency, case: Case, ways: Sequence[Way], found: dict[str, Points]) -> Plot:
+    """Share in time over the rate: measured, and predicted by the fast model at the same requests' rates."""
+    lines: list[Line] = []
+    top = max((way.found.rate for way in ways), default=1.0) or 1.0
+    for way in ways:
+        if way.name in found:
+            lines.append(Line(way.name, tuple((rate, 100 * share) for rate, share in found[way.name])))
+        points = []
+        for share in (0.1, 0.2, *SHARES, 1.6):
+            jobs = case.trace.at_rate(share * top, SIMULATED_REQUESTS, poisson=True)
+            outcome = simulate_fast(way.found.placement, latency, jobs)
+            points.append((share * top, 100 * attainment(outcome.records, way.slo)))
+        lines.append(Line(f"{way.name}, simul.", tuple(points), dashed=True))
+    marks = ((100 * IN_TIME, f"{IN_TIME:.0%} in time"),)
+    title = f"Requests in time, {case.prompt_tokens}-token prompts and {case.output_tokens}-token answers"
+    return Plot(title=title, x_label="requests per second", y_label="% in time", lines=tuple(lines), marks=marks)
 
 
 def main() -> int:

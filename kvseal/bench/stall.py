@@ -11,8 +11,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from itertools import pairwise
+from statistics import median
 
-from kvseal.bench.suite.board import Entry, Result, Side, Target, missing
+from kvseal.bench.suite.board import Entry, Line, Plot, Result, Side, Target, missing
 from kvseal.bench.suite.command import Context, benchmark_main
 from kvseal.bench.suite.rig import Ran, Rig, RunFailed, check_equal
 from kvseal.bench.suite.workloads import Ask
@@ -40,10 +41,22 @@ def requests(joiners: int) -> list[Ask]:
     return decoding + [Ask(prompt(PROMPT_TOKENS), 2) for _ in range(joiners)]
 
 
-def p99_gap_ms(ran: Ran) -> float:
-    """Of the decoders, all gaps together."""
+def gap_ms(ran: Ran, share: float) -> float:
+    """Of the decoders, all gaps together: this share of them is not longer."""
     gaps = sorted(later - sooner for times in ran.token_times_s[:DECODERS] for sooner, later in pairwise(times))
-    return 1_000 * gaps[min(len(gaps) - 1, int(0.99 * len(gaps)))]
+    return 1_000 * gaps[min(len(gaps) - 1, int(share * len(gaps)))]
+
+
+def p99_gap_ms(ran: Ran) -> float:
+    return gap_ms(ran, 0.99)
+
+
+def gaps_plot(runs: dict[str, list[Ran]]) -> Plot:
+    """How long the longest gaps are."""
+    one_in = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    lines = tuple(Line(name, tuple((n, median(gap_ms(ran, 1 - 1 / n) for ran in found)) for n in one_in)) for name, found in runs.items())
+    title = f"Time between two tokens of {DECODERS} decoders while {PROMPT_TOKENS}-token prompts join them"
+    return Plot(title=title, x_label="one gap in so many is longer", y_label="ms", lines=lines)
 
 
 def token_rate(ran: Ran) -> float:
@@ -81,6 +94,7 @@ class Arrivals:
 
 def run(context: Context) -> Result:
     settings: dict[str, str] = {}
+    plots: list[Plot] = []
     try:
         with (
             Rig(context, pool_tokens=POOL_TOKENS, chunk_tokens=UNCHUNKED_TOKENS, step_s=None) as whole,
@@ -90,9 +104,10 @@ def run(context: Context) -> Result:
             settings = chunked.settings
             runs, checked = measure(context, {"unchunked": whole, "chunked": chunked, "default": default})
         entries = entries_of(runs, checked)
+        plots.append(gaps_plot(runs))
     except RunFailed as failed:
         entries = [missing("10", "P99 time between tokens, unchunked / chunked", str(failed), SHORTER)]
-    return Result(name="stall", title="Long prompts beside decoders", entries=entries, settings=settings)
+    return Result(name="stall", title="Long prompts beside decoders", entries=entries, plots=plots, settings=settings)
 
 
 def entries_of(runs: dict[str, list[Ran]], checked: str) -> list[Entry]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 import socket
 import subprocess
@@ -33,13 +34,13 @@ class ServerFailed(Exception):
 
 @contextmanager
 def servers(commands: Sequence[Sequence[str]]) -> Iterator[list[str]]:
-    """One ``kvseal serve`` for each list of arguments; yields their addresses when all are ready."""
+    """One server for each module with its arguments, as ``["kvseal", "serve", ...]``; yields their addresses when all are ready."""
     running: list[subprocess.Popen[bytes]] = []
     urls: list[str] = []
     try:
         for arguments in commands:
             port = _free_port()
-            command = [sys.executable, "-P", "-m", "kvseal", "serve", *arguments, "--port", str(port), "--log-level", "error"]
+            command = [sys.executable, "-P", "-m", *arguments, "--port", str(port), "--log-level", "error"]
             running.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
             urls.append(f"http://127.0.0.1:{port}")
         for process, url in zip(running, urls, strict=True):
@@ -55,12 +56,12 @@ def servers(commands: Sequence[Sequence[str]]) -> Iterator[list[str]]:
                 process.kill()
 
 
-def run_served(urls: Sequence[str], jobs: Sequence[Job], *, seed: int = 0) -> list[Record]:
-    """All jobs to their ends, at their times from now."""
-    return asyncio.run(_run(urls, jobs, random.Random(seed)))
+def run_served(urls: Sequence[str], jobs: Sequence[Job], *, seed: int = 0, patience_s: float = math.inf) -> list[Record]:
+    """All jobs at their times from now, to their ends; what is open `patience_s` after the last has come is cut off, and not complete."""
+    return asyncio.run(_run(urls, jobs, random.Random(seed), patience_s))
 
 
-async def _run(urls: Sequence[str], jobs: Sequence[Job], chance: random.Random) -> list[Record]:
+async def _run(urls: Sequence[str], jobs: Sequence[Job], chance: random.Random, patience_s: float) -> list[Record]:
     tally = Tally(jobs, None, None)
     outstanding = dict.fromkeys(urls, 0)
     prompts = [[chance.randrange(100, 40_000) for _ in range(job.prompt_tokens)] for job in jobs]
@@ -81,7 +82,14 @@ async def _run(urls: Sequence[str], jobs: Sequence[Job], chance: random.Random) 
             finally:
                 outstanding[url] -= answer_work(job)
 
-        await asyncio.gather(*(one(index, job) for index, job in enumerate(jobs)))
+        tasks = [asyncio.create_task(one(index, job)) for index, job in enumerate(jobs)]
+        last_s = jobs[-1].at_s if jobs else 0.0
+        ended, late = await asyncio.wait(tasks, timeout=None if patience_s == math.inf else last_s + patience_s)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+        for task in ended:
+            task.result()
     return tally.records
 
 

@@ -97,6 +97,7 @@ class Line:
 
     name: str
     points: tuple[tuple[float, float], ...]
+    dashed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

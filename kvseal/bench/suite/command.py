@@ -17,7 +17,7 @@ from pathlib import Path
 from kvseal import __version__
 from kvseal.bench.peers.machine import LOUD_CORES, Meter, cores, describe
 from kvseal.bench.suite.board import LEAST_PAIRS, Result
-from kvseal.bench.suite.page import page
+from kvseal.bench.suite.page import page, picture
 from kvseal.bench.suite.text import all_entries, as_json, board_markdown, board_text, summary_text
 from kvseal.core.errors import ConfigError
 
@@ -68,6 +68,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def add_report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FILE", help="write everything, raw pairs included, as JSON")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with plots")
+    parser.add_argument("--plots", type=Path, metavar="DIR", help="write every plot as an SVG file, NAME-1.svg and on")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the scoreboard as a Markdown table")
 
 
@@ -131,9 +132,19 @@ def finish(results: Sequence[Result], options: argparse.Namespace, machine: Mapp
         options.out.write_text(json.dumps(as_json(results, machine), indent=1) + "\n", encoding="utf-8")
     if options.html is not None:
         options.html.write_text(page(results, machine), encoding="utf-8")
+    if options.plots is not None:
+        write_plots(options.plots, results)
     if options.markdown is not None:
         write_between_marks(options.markdown, board_markdown(results, machine))
     return 0
+
+
+def write_plots(folder: Path, results: Sequence[Result]) -> None:
+    """One file for each plot, numbered from 1."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for result in results:
+        for number, plot in enumerate(result.plots, start=1):
+            (folder / f"{result.name}-{number}.svg").write_text(picture(plot), encoding="utf-8")
 
 
 def write_between_marks(path: Path, table: str) -> None:

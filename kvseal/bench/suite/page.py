@@ -44,6 +44,13 @@ def page(results: Sequence[Result], machine: Mapping[str, str]) -> str:
     )
 
 
+def picture(plot: Plot) -> str:
+    """One plot as an SVG file that stands by itself."""
+    head, rest = _chart(plot).split(">", 1)
+    back = '<rect width="100%" height="100%" fill="var(--card)"/>'
+    return f'{head} xmlns="http://www.w3.org/2000/svg"><style>{_STYLE}text{{font-family:system-ui,sans-serif}}</style>{back}{rest}\n'
+
+
 def dots(entry: Entry) -> str:
     """Every ratio as a dot on a line from zero, the target as a stroke."""
     if not entry.ratios:
@@ -95,7 +102,10 @@ def _section(result: Result) -> str:
     return f'<h2>{escape(result.title)}</h2>{text}<div class="plots">{plots}</div>'
 
 
+def _chart(plot: Plot) -> str:
+    series = [Series(line.name, line.points, line.dashed) for line in plot.lines]
+    return line_chart(plot.title, plot.x_label, plot.y_label, series, plot.marks)
+
+
 def _figure(plot: Plot) -> str:
-    series = [Series(line.name, line.points) for line in plot.lines]
-    chart = line_chart(plot.title, plot.x_label, plot.y_label, series, plot.marks)
-    return f"<figure>{chart}<figcaption>{escape(plot.title)}</figcaption></figure>"
+    return f"<figure>{_chart(plot)}<figcaption>{escape(plot.title)}</figcaption></figure>"

@@ -130,5 +130,5 @@ def _entry_of(raw: Mapping[str, Any]) -> Entry:
 
 
 def _plot_of(raw: Mapping[str, Any]) -> Plot:
-    lines = tuple(Line(line["name"], tuple((x, y) for x, y in line["points"])) for line in raw["lines"])
+    lines = tuple(Line(line["name"], tuple((x, y) for x, y in line["points"]), bool(line.get("dashed"))) for line in raw["lines"])
     return Plot(raw["title"], raw["x_label"], raw["y_label"], lines, tuple((y, name) for y, name in raw["marks"]))

@@ -19,6 +19,7 @@ from kvseal.core.config import (
     ON_HANDOFF_FAILURE,
     PAGE_TOKENS,
     ROLES,
+    TRANSPORTS,
     WEIGHT_FORMATS,
     EngineConfig,
     FleetConfig,
@@ -152,6 +153,7 @@ def _add_worker(commands: Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument("--name", help="what metrics and logs call it (default: role and address)")
     parser.add_argument("--http", metavar="HOST:PORT", help="also an HTTP API, for a front that speaks kv_transfer_params")
     parser.add_argument("--api-keys", type=Path, metavar="FILE", help="with --http: keys and their tenants, as of kvseal serve")
+    parser.add_argument("--transport", choices=TRANSPORTS, help="how pages go (default: tcp); nixl on private networks only")
     _add_link_options(parser)
     _add_engine_options(parser)
     parser.set_defaults(command=_worker)
@@ -297,6 +299,7 @@ def _worker(options: argparse.Namespace) -> int:
         secret=read_secret(options.secret_file),
         on_failure=options.on_handoff_failure,
         listen=host,
+        transport=options.transport,
         tls=tls,
     )
     engine = replace(_engine_config(options, resolve_model(options.model)), node=node)

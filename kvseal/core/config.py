@@ -20,6 +20,8 @@ PAGE_TOKENS = (8, 16, 32, 64)
 MAX_THREADS = 1024
 ROLES = ("prefill", "decode")
 ON_HANDOFF_FAILURE = ("recompute", "fail")
+TRANSPORTS = ("shm", "tcp", "nixl")
+"""How pages go: shared memory of one machine, TCP, or NIXL (the extra ``[nixl]``)."""
 MIN_SECRET_BYTES = 16
 MAX_NODES = 64
 
@@ -46,7 +48,9 @@ class NodeConfig:
     silence_s: float = 5.0
     """A peer of which nothing is heard for so long, in the middle of a hand-off, is given up."""
     listen: str | None = None
-    """HOST where pages are fetched over TCP; None: shared memory, for nodes of one machine."""
+    """HOST where pages are fetched; None: nodes of one machine."""
+    transport: str | None = None
+    """None: shared memory for nodes of one machine, else TCP."""
     tls: TLSFiles | None = None
     """For the pages, where they go over TCP."""
     memory_share: float = 1.0
@@ -55,6 +59,10 @@ class NodeConfig:
     def __post_init__(self) -> None:
         _one_of("--role", self.role, ROLES)
         _one_of("--on-handoff-failure", self.on_failure, ON_HANDOFF_FAILURE)
+        if self.transport is not None:
+            _one_of("--transport", self.transport, TRANSPORTS)
+        if self.transport == "nixl" and self.tls is not None:
+            raise ConfigError("--transport nixl cannot use TLS: NIXL's own ports are not authenticated; leave one of the two out")
         if len(self.secret) < MIN_SECRET_BYTES:
             raise ConfigError(f"the shared secret has {len(self.secret)} bytes; it needs at least {MIN_SECRET_BYTES}")
 

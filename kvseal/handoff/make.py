@@ -1,20 +1,19 @@
 """Which transports there are, by name.
 
-Owns the one list of names, and what each needs. NIXL is imported only when it is asked for: it is the extra ``[nixl]``.
+Owns what each needs. NIXL is imported only when it is asked for: it is the extra ``[nixl]``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from kvseal.core.config import TRANSPORTS
 from kvseal.core.errors import ConfigError
 from kvseal.handoff.nixl import Nixl
 from kvseal.handoff.proof import Memory
 from kvseal.handoff.shm import SharedMemory
 from kvseal.handoff.tcp import TCP, TLS
 from kvseal.handoff.transport import Transport
-
-TRANSPORTS = ("shm", "tcp", "nixl")
 
 
 def make_transport(

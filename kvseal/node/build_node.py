@@ -13,11 +13,11 @@ from kvseal.core.config import NodeConfig
 from kvseal.core.errors import LawBroken
 from kvseal.core.laws import Law
 from kvseal.exec.backend import Backend
+from kvseal.handoff.make import make_transport
 from kvseal.handoff.node import Receiving, Sending
 from kvseal.handoff.prover import Prover
 from kvseal.handoff.session import Patience
-from kvseal.handoff.shm import SharedMemory
-from kvseal.handoff.tcp import TCP, TLS
+from kvseal.handoff.tcp import TLS
 from kvseal.handoff.transport import Transport
 from kvseal.kv.feed import CacheFeed
 from kvseal.kv.manager import KVManager
@@ -82,10 +82,11 @@ def feed_keys(secret: bytes, report: StartReport) -> PrefixKeys:
 
 
 def new_transport(node: NodeConfig, backend: Backend, incarnation: str) -> Transport:
-    """Shared memory on one machine, TCP between machines; both placed by the receiver. An arena that cannot be shared (the reference
-    backend's) is fetched over the loopback."""
-    memory, arena = backend.arena.memory, backend.arena
-    if node.listen is None and isinstance(arena, SharedArena) and arena.file >= 0:
-        return SharedMemory(memory, arena.file, incarnation=incarnation, secret=node.secret)
+    """What was asked for; else shared memory on one machine and TCP between machines, both placed by the receiver. An arena that cannot be
+    shared (the reference backend's) is fetched over the loopback. Raises `ConfigError`."""
+    arena = backend.arena
+    file = arena.file if isinstance(arena, SharedArena) else -1
+    name = node.transport or ("shm" if node.listen is None and file >= 0 else "tcp")
     tls = None if node.tls is None else TLS(server_context(node.tls), client_context(node.tls))
-    return TCP(memory, incarnation=incarnation, secret=node.secret, host=node.listen or "127.0.0.1", tls=tls)
+    host = node.listen or "127.0.0.1"
+    return make_transport(name, arena.memory, file=file, incarnation=incarnation, secret=node.secret, host=host, tls=tls)

@@ -57,6 +57,9 @@ class Fleet:
         self._report: StartReport | None = None
         if len({node.name for node in self.nodes}) != len(self.nodes):
             raise ConfigError(f"nodes need different names: {', '.join(sorted(node.name for node in self.nodes))}")
+        transports = sorted({node.card.transport for node in self.nodes if node.card is not None})
+        if len(transports) > 1:
+            raise ConfigError(f"the workers move pages in different ways ({', '.join(transports)}); give all the same --transport")
         for role in ("prefill", "decode"):
             if not any(node.role == role for node in self.nodes):
                 raise ConfigError(f"there is no {role} node; a hand-off needs at least one of each role")

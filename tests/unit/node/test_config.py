@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvseal.core.config import MAX_THREADS, EngineConfig, ServeConfig
+from kvseal.core.config import MAX_THREADS, TRANSPORTS, EngineConfig, NodeConfig, ServeConfig, TLSFiles
 from kvseal.core.errors import ConfigError
 
 
@@ -35,3 +35,16 @@ def test_threads(threads: int) -> None:
 def test_the_edges_are_allowed() -> None:
     engine = EngineConfig(model=Path("model.gguf"), threads=MAX_THREADS)
     assert ServeConfig(engine=engine, request_timeout_s=0.001, drain_timeout_s=0.0, port=0).engine.threads == MAX_THREADS
+
+
+def node(**changed: Any) -> NodeConfig:
+    return NodeConfig(role="decode", name="decode-0", secret=bytes(32), **changed)
+
+
+def test_how_pages_go_is_checked_at_the_start() -> None:
+    for name in (None, *TRANSPORTS):
+        assert node(transport=name).transport == name
+    with pytest.raises(ConfigError, match="--transport"):
+        node(transport="carrier pigeon")
+    with pytest.raises(ConfigError, match="cannot use TLS"):
+        node(transport="nixl", tls=TLSFiles(Path("c"), Path("k"), Path("a")))

@@ -83,6 +83,10 @@ class Budget:
             minutes=elapsed_minutes + (whole.minutes - elapsed_minutes) * (part if minutes_part is None else minutes_part),
         )
 
+    def affords(self, tokens: int) -> bool:
+        """Would a request of `tokens` fit in the present share?"""
+        return self.tokens + tokens <= self._ceiling.tokens
+
     def take(self, tokens: int) -> None:
         """Books one request of `tokens`. Raises `BudgetSpent`, and books nothing, when that is too much."""
         ceiling = self._ceiling

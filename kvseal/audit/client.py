@@ -14,6 +14,8 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from types import TracebackType
 
 import httpx
@@ -22,6 +24,8 @@ from kvseal.audit.budget import Budget
 from kvseal.audit.wire import Answer, Ask, End, Json, parse_json, read_error, read_event, read_whole
 
 MAX_BODY_BYTES = 8 << 20
+LEAST_BODY_BYTES = 64 << 10
+TOKEN_BYTES = 4 << 10  # What one generated token may take in a body, with its logprobs and the frame of its event.
 MAX_EVENT_BYTES = 1 << 20
 MAX_RETRIES = 4
 MAX_BACKOFF_S = 20.0
@@ -162,7 +166,7 @@ class Client:
             except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, ssl.SSLError, OSError, ValueError) as error:
                 timed_out = isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout)
                 answer.end = End.TIMEOUT if timed_out else End.CUT
-                answer.note = self.redact(f"{type(error).__name__}: {error}")[:200]
+                answer.note = self.redact(_said(error))[:200]
             finally:
                 self._in_flight -= 1
                 answer.total_s = time.monotonic() - began_s
@@ -192,14 +196,14 @@ class Client:
             answer.status = response.status_code
             answer.header_id = self.redact(response.headers.get("x-request-id", ""))[:80]
             answer.retry_after_s = _retry_after(response.headers.get("retry-after"))
-            kind = self.redact(response.headers.get("content-type", ""))
+            kind, most_bytes = self.redact(response.headers.get("content-type", "")), _most_bytes(ask, content)
             if response.status_code == 200 and ask.stream and "text/event-stream" in kind:
-                await _read_stream(answer, response, began_s, self.redact)
+                await _read_stream(answer, response, began_s, self.redact, most_bytes)
                 return
-            raw, cut = await _read_bounded(response, self.redact)
+            raw, cut = await _read_bounded(response, self.redact, most_bytes)
             answer.first_s = time.monotonic() - began_s
             if cut:
-                answer.end, answer.note = End.OVERSIZE, f"the body is longer than {MAX_BODY_BYTES} bytes"
+                answer.end, answer.note = End.OVERSIZE, f"the body is longer than {most_bytes} bytes"
             elif response.status_code == 200 and ask.stream:
                 answer.end, answer.note = End.MALFORMED, f"a stream was asked for, content type {kind[:60]!r} came"
                 body = parse_json(raw)
@@ -207,8 +211,11 @@ class Client:
                     read_error(answer, body)
             elif response.status_code == 200:
                 read_whole(answer, parse_json(raw))
+                if answer.end is End.MALFORMED:
+                    answer.note += _odd_body(response)
             elif 300 <= response.status_code < 400:
-                answer.end, answer.note = End.MALFORMED, f"status {response.status_code}: redirects are not followed"
+                where = self._location(response)
+                answer.end, answer.note = End.MALFORMED, f"status {response.status_code}: redirects are not followed{where}"
             else:
                 read_error(answer, parse_json(raw), raw)
 
@@ -229,21 +236,26 @@ class Client:
                 self.budget.check_time()
             return Reply(0, note=f"no end within {timeout_s:g} s", seconds=time.monotonic() - began_s)
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, ssl.SSLError, OSError, ValueError) as error:
-            return Reply(0, note=self.redact(f"{type(error).__name__}: {error}")[:200], seconds=time.monotonic() - began_s)
+            return Reply(0, note=self.redact(_said(error))[:200], seconds=time.monotonic() - began_s)
 
     async def _reply(
         self, http: httpx.AsyncClient, method: str, url: str, data: bytes | None, headers: dict[str, str], began_s: float
     ) -> Reply:
         async with http.stream(method, url, content=data, headers=headers) as response:
-            raw, cut = await _read_bounded(response, self.redact)
+            raw, cut = await _read_bounded(response, self.redact, MAX_BODY_BYTES)
             return Reply(
                 response.status_code,
                 raw,
                 self.redact(response.headers.get("content-type", ""))[:80],
-                "the body is too long" if cut else "",
+                "the body is too long" if cut else (_odd_body(response) + self._location(response)).strip(),
                 time.monotonic() - began_s,
                 _retry_after(response.headers.get("retry-after")),
             )
+
+    def _location(self, response: httpx.Response) -> str:
+        """Where a redirect points, for the note of it."""
+        location = self.redact(response.headers.get("location", "")) if response.is_redirect else ""
+        return f" (to {location[:120]})" if location else ""
 
     def _authorization(self, tenant: int) -> dict[str, str]:
         keys = self.settings.keys
@@ -273,24 +285,47 @@ def _tls(settings: ClientSettings) -> bool | ssl.SSLContext:
 
 
 def _retry_after(value: str | None) -> float | None:
-    try:
-        return max(0.0, float(value)) if value is not None else None
-    except ValueError:
+    """Seconds from now; the header holds them, or a date."""
+    if value is None:
         return None
+    try:
+        return max(0.0, float(value))
+    except ValueError:
+        pass
+    try:
+        due = parsedate_to_datetime(value)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return max(0.0, (due.replace(tzinfo=due.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
 
 
-async def _read_bounded(response: httpx.Response, redact: Callable[[str], str]) -> tuple[bytes, bool]:
-    """The body, and whether it was cut off at `MAX_BODY_BYTES`."""
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
+
+
+def _odd_body(response: httpx.Response) -> str:
+    """Why a body may not read: it is compressed although that was declined (and is not unpacked: it may be a bomb)."""
+    coding = response.headers.get("content-encoding", "identity")[:20]
+    return "" if coding in ("", "identity") else f" (it is compressed, {coding!r}, although the request declined that)"
+
+
+def _most_bytes(ask: Ask, content: bytes) -> int:
+    """What an honest answer to `ask` stays under: hundreds of answers are kept, so a flood must be small each time."""
+    return min(MAX_BODY_BYTES, LEAST_BODY_BYTES + TOKEN_BYTES * ask.max_tokens + 4 * len(content))
+
+
+async def _read_bounded(response: httpx.Response, redact: Callable[[str], str], most_bytes: int) -> tuple[bytes, bool]:
+    """The body, and whether it was cut off at `most_bytes`."""
     held = bytearray()
     async for chunk in response.aiter_raw():
         held += chunk
-        if len(held) > MAX_BODY_BYTES:
+        if len(held) > most_bytes:
             break
-    text = redact(held[:MAX_BODY_BYTES].decode("utf-8", "surrogateescape"))
-    return text.encode("utf-8", "surrogateescape"), len(held) > MAX_BODY_BYTES
+    text = redact(held[:most_bytes].decode("utf-8", "surrogateescape"))
+    return text.encode("utf-8", "surrogateescape"), len(held) > most_bytes
 
 
-async def _lines(response: httpx.Response) -> AsyncIterator[str]:
+async def _lines(response: httpx.Response, most_bytes: int) -> AsyncIterator[str]:
     """Lines of a stream. Raises ValueError for a line that is too long, and for a stream that is."""
     held, total = bytearray(), 0
     async for chunk in response.aiter_raw():
@@ -299,17 +334,17 @@ async def _lines(response: httpx.Response) -> AsyncIterator[str]:
         while (cut := held.find(b"\n")) >= 0:
             yield held[:cut].decode("utf-8", "replace").rstrip("\r")
             del held[: cut + 1]
-        if len(held) > MAX_EVENT_BYTES or total > MAX_BODY_BYTES:
-            raise ValueError("the stream is longer than any answer can be")
+        if len(held) > MAX_EVENT_BYTES or total > most_bytes:
+            raise ValueError(f"the stream is longer than any answer can be: over {most_bytes} bytes")
     if held:
         yield held.decode("utf-8", "replace")
 
 
-async def _read_stream(answer: Answer, response: httpx.Response, began_s: float, redact: Callable[[str], str]) -> None:
+async def _read_stream(answer: Answer, response: httpx.Response, began_s: float, redact: Callable[[str], str], most_bytes: int) -> None:
     """Reads server-sent events until [DONE], the end, an error event, or the chunk at which we hang up."""
     ask, chunks = answer.ask, 0
     try:
-        async for line in _lines(response):
+        async for line in _lines(response, most_bytes):
             if not line.startswith("data:"):
                 continue
             before = len(answer.text) + len(answer.steps)

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
+import os
+import ssl
 import sys
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -22,6 +25,8 @@ from kvseal.audit.report import json as json_report
 from kvseal.audit.report import junit, sarif, terminal
 from kvseal.audit.runner import NAMES, AuditSettings, Plan, audit, audit_offline, plan
 from kvseal.audit.shown import read_shown
+
+_RENDERERS = {"json": json_report.render, "junit": junit.render, "sarif": sarif.render, "html": html_report.render}
 
 _EPILOG = """\
 examples:
@@ -44,13 +49,13 @@ def main(argv: list[str]) -> int:
     parser = _parser()
     options = parser.parse_args(argv)
     try:
+        _check_reports(options)
         shown = read_shown(options.log, options.metrics, options.packages, options.context)
         if not options.url:
             if not shown.anything():
                 parser.error("give the URL of a server, or something to look at: --log, --metrics or --packages")
             report = audit_offline(shown)
-            _write(options, report)
-            return report.exit_status
+            return _write(options, report)
         settings = _settings(options, shown)
     except (ValueError, OSError) as error:
         print(f"kvseal audit: {error}", file=sys.stderr)
@@ -61,8 +66,7 @@ def main(argv: list[str]) -> int:
     bar = _Bar(sys.stderr.isatty() and not options.quiet)
     report = asyncio.run(audit(settings, bar.show))
     bar.clear()
-    _write(options, report)
-    return report.exit_status
+    return _write(options, report)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -96,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     own.add_argument("--metrics", metavar="FILE", help="saved Prometheus metrics (a running server's own are read anyway)")
     own.add_argument("--packages", metavar="FILE", help="output of pip freeze on the server, or the word env for this environment")
     out = parser.add_argument_group("reports (the terminal summary is always printed)")
-    for form in ("json", "junit", "sarif", "html"):
+    for form in _RENDERERS:
         out.add_argument(f"--{form}", metavar="FILE", help=f"write the report as {form.upper()}")
     return parser
 
@@ -114,18 +118,23 @@ def _settings(options: argparse.Namespace, shown: Shown) -> AuditSettings:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{options.url!r} is not an address: write http://HOST:PORT/v1")
+    if not 0 < (parts.port or 1) < 65_536 or parts.query or parts.fragment:  # A port that is no number raises ValueError by itself.
+        raise ValueError(f"{options.url!r} is not an address: write http://HOST:PORT/v1 and nothing behind it")
+    if parts.path.endswith(("/completions", "/models", "/responses")):
+        raise ValueError(f"give the base address, which ends before {parts.path.rpartition('/v1')[2] or parts.path}")
     if parts.username or parts.password:
         raise ValueError("write keys with --keys, not into the address: addresses end up in reports")
     only = tuple(filter(None, (name.strip() for name in options.only.split(","))))
     unknown = [name for name in only if name not in NAMES]
     if unknown:
         raise ValueError(f"no probe is called {unknown[0]!r}; there are: {', '.join(NAMES)}")
-    if options.timeout <= 0:
-        raise ValueError("--timeout must be above 0")
+    if not (math.isfinite(options.timeout) and options.timeout > 0):
+        raise ValueError("--timeout must be a number of seconds above 0")
+    _check_authority(options.ca)
     client = ClientSettings(
         url=url,
         model=options.model,
-        keys=tuple(_key(word) for word in options.keys),
+        keys=_keys(options.keys),
         concurrency=options.concurrency,
         timeout_s=options.timeout,
         verify=not options.insecure,
@@ -144,6 +153,20 @@ def _settings(options: argparse.Namespace, shown: Shown) -> AuditSettings:
     )
 
 
+def _keys(words: list[str]) -> tuple[str, ...]:
+    """The keys themselves. What a header cannot hold is refused here, and never shown: libraries put it into their messages."""
+    keys = [_key(word) for word in words]
+    for number, (word, key) in enumerate(zip(words, keys, strict=True), 1):
+        name = f"the file {word[1:]}" if word.startswith("@") else f"word {number}"
+        if not key:
+            raise ValueError(f"--keys: {name} holds no key")
+        if not (key.isascii() and key.isprintable()) or " " in key:
+            raise ValueError(f"--keys: {name} is no key: one word of ASCII letters is due")
+    if len(set(keys)) < len(keys):
+        raise ValueError("--keys: one key is given twice; give one of each tenant, for to itself no tenant is a stranger")
+    return tuple(keys)
+
+
 def _key(word: str) -> str:
     if not word.startswith("@"):
         return word
@@ -151,6 +174,23 @@ def _key(word: str) -> str:
         return Path(word[1:]).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"--keys: the file {word[1:]} cannot be read: {error}") from error
+
+
+def _check_authority(path: str | None) -> None:
+    """Raises ValueError, naming the flag, for a file that is no authority."""
+    try:
+        if path is not None:
+            ssl.create_default_context(cafile=path)
+    except OSError as error:
+        raise ValueError(f"--ca: {path} holds no certificate that can be read: {error.strerror or error}") from error
+
+
+def _check_reports(options: argparse.Namespace) -> None:
+    """Before half an hour of audit rather than after it: can the reports be written? Raises ValueError, naming the flag."""
+    for form in _RENDERERS:
+        path = vars(options)[form]
+        if path and (Path(path).is_dir() or not os.access(Path(path).parent, os.W_OK)):
+            raise ValueError(f"--{form}: {path} cannot be written: is it a file in a folder that is there and yours?")
 
 
 def _plan_text(made: Plan, settings: AuditSettings) -> str:
@@ -189,15 +229,22 @@ class _Bar:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def _write(options: argparse.Namespace, report: Report) -> None:
-    """Prints the summary and writes the files; characters that an encoding lacks (servers send lone surrogates) are written as escapes."""
+def _write(options: argparse.Namespace, report: Report) -> int:
+    """Prints the summary and writes the files; characters that an encoding lacks (servers send lone surrogates) are written as escapes.
+
+    Returns the exit status: the report's, or 2 when a file could not be written.
+    """
     encoding = sys.stdout.encoding or "utf-8"
     print(terminal.render(report, colour=sys.stdout.isatty()).encode(encoding, "backslashreplace").decode(encoding), end="")
-    renderers = {"json": json_report.render, "junit": junit.render, "sarif": sarif.render, "html": html_report.render}
-    given = vars(options)
-    for form, render in renderers.items():
-        if path := given[form]:
-            Path(path).write_text(render(report), encoding="utf-8", errors="backslashreplace")
+    given, status = vars(options), report.exit_status
+    for form, render in _RENDERERS.items():
+        try:
+            if path := given[form]:
+                Path(path).write_text(render(report), encoding="utf-8", errors="backslashreplace")
+        except OSError as error:
+            print(f"kvseal audit: --{form}: {given[form]} cannot be written: {error.strerror}", file=sys.stderr)
+            status = 2
+    return status
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ Owns the reading of the exposition format and the names per engine. Never fetche
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -89,7 +90,7 @@ class Samples:
 
 
 def parse_metrics(text: str) -> Samples:
-    """Samples of `text`; lines that do not read are left out (a stranger wrote them)."""
+    """Samples of `text`; lines that do not read, and values that are no numbers (NaN, +Inf), are left out: a stranger wrote them."""
     samples: list[Sample] = []
     for line in text.splitlines()[:_MAX_LINES]:
         if line.startswith("#"):
@@ -100,6 +101,8 @@ def parse_metrics(text: str) -> Samples:
         try:
             value = float(match[3])
         except ValueError:
+            continue
+        if not math.isfinite(value):
             continue
         samples.append(Sample(match[1], tuple(_LABEL.findall(match[2] or "")), value))
     return Samples(tuple(samples))

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -101,9 +102,9 @@ async def _run_probes(settings: AuditSettings, scene: Scene, report: Report, pro
         if spent:
             result.skipped = spent
             continue
-        progress(probe.title, index / len(probes))
         budget.share(*_parts(probes[index:], scene))
-        unfinished = await _run_probe(scene, probe, result)
+        async with _ticking(scene, probe, progress, index, len(probes)):
+            unfinished = await _run_probe(scene, probe, result)
         if unfinished:
             result.unproven.append(_unfinished(unfinished))
             cut_off.append((probe, result))
@@ -118,6 +119,25 @@ async def _run_probes(settings: AuditSettings, scene: Scene, report: Report, pro
         report.target.setdefault("notes", "")
         report.target["notes"] = (report.target["notes"] + "; " + note).strip("; ")
     progress("done", 1.0)
+
+
+@asynccontextmanager
+async def _ticking(scene: Scene, probe: Probe, progress: Progress, index: int, count: int) -> AsyncIterator[None]:
+    """Tells `progress` every half second how far `probe` (number `index` of `count`) has come, by its requests: it may take minutes."""
+    budget, planned = scene.client.budget, probe.cost(scene.target, scene.depth, scene.concurrency).requests
+    before = budget.requests
+
+    async def tick() -> None:
+        while True:
+            done = min(1.0, (budget.requests - before) / max(1, planned))
+            progress(f"{probe.title} ({budget.requests} requests, {budget.elapsed_s:.0f} s)", (index + done) / count)
+            await asyncio.sleep(0.5)
+
+    ticker = asyncio.create_task(tick())
+    try:
+        yield
+    finally:
+        ticker.cancel()
 
 
 async def _run_probe(scene: Scene, probe: Probe, result: ProbeResult) -> str:

@@ -12,7 +12,7 @@ import re
 import time
 from dataclasses import dataclass, field
 
-from kvseal.audit.client import Client, Reply
+from kvseal.audit.client import Client, Reply, key_name
 from kvseal.audit.metrics import Samples, parse_metrics
 from kvseal.audit.prompts import Gauge, filler
 from kvseal.audit.wire import Answer, Ask, End, Json, dig, whole
@@ -87,13 +87,16 @@ async def survey(client: Client, *, model: str, context_tokens: int | None) -> T
     listed = dig(models.json, "data")
     entries = [entry for entry in listed if isinstance(dig(entry, "id"), str)] if isinstance(listed, list) else []
     if not model and not entries:
-        raise CannotAudit(f"{client.settings.url}/models lists no model (status {models.status}): give one with --model")
+        raise CannotAudit(_no_models(client, models))
     target = Target(model=model or str(dig(entries[0], "id")))
     if models.status != 200:
         target.notes.append(f"/models answered {models.status}")
     if not model and len(entries) > 1:
         target.notes.append(f"{len(entries)} models are listed; the first, {target.model!r}, is audited (choose with --model)")
     mine = next((entry for entry in entries if dig(entry, "id") == target.model), None)
+    if entries and mine is None:
+        names = ", ".join(str(dig(entry, "id"))[:60] for entry in entries[:5])
+        target.notes.append(f"{model!r} is not among the models that the server lists: {names}")
     for path in (("max_model_len",), ("context_length",), ("context_window",), ("max_context_length",), ("meta", "n_ctx")):
         if target.context_tokens is None and (limit := whole(dig(mine, *path))):
             target.context_tokens, target.said_by = limit, f"/models {'.'.join(path)}"
@@ -103,6 +106,19 @@ async def survey(client: Client, *, model: str, context_tokens: int | None) -> T
     if context_tokens is not None:
         target.context_tokens, target.said_by = context_tokens, "--context"
     return target
+
+
+def _no_models(client: Client, models: Reply) -> str:
+    """Why no model is known, and what to do."""
+    where = f"{client.settings.url}/models answered {models.status}"
+    if 300 <= models.status < 400:
+        return f"{where} {models.note}: redirects are not followed, so give the address that it points to"
+    if models.status != 200:
+        return f"{where}: does the address end in /v1? If the server lists no models, name one with --model"
+    if models.json is None:
+        said = f"{models.content_type or 'no content type'}, which is no JSON {models.note}".rstrip()
+        return f"{where} with {said}: is this the address of an API, the one that ends in /v1?"
+    return f"{client.settings.url}/models lists no model (status 200): give one with --model"
 
 
 async def _models(client: Client) -> Reply:
@@ -173,7 +189,9 @@ async def meet(client: Client, target: Target, draw: random.Random, *, logprobs:
             target.completions = True
         target.cached_counts = target.cached_counts or answer.cached_tokens is not None
     if not target.kinds:
-        raise CannotAudit("no endpoint generates: " + "; ".join(refusals))
+        hint = ". Is the key right (--keys)?" if any(": 401 " in said or ": 403 " in said for said in refusals) else ""
+        raise CannotAudit("no endpoint generates: " + "; ".join([*refusals, *target.notes]) + hint)
+    await _other_keys(client, target, draw)
     await _calibrate(client, target, draw)
     await _try_stream(client, target, draw)
 
@@ -189,6 +207,16 @@ async def _try_one(client: Client, target: Target, chat: bool, draw: random.Rand
     if answer is not None and answer.ok:
         target.logprobs[chat] = max((len(step.top) for step in answer.steps), default=0) or int(bool(answer.steps))
     return answer
+
+
+async def _other_keys(client: Client, target: Target, draw: random.Random) -> None:
+    """Each further key must be let in, or what strangers may see cannot be tried. Raises `CannotAudit`."""
+    for tenant in range(1, len(client.settings.keys)):
+        text = filler(8, draw).lstrip()
+        answer = await client.ask(Ask(text, max_tokens=1, chat=target.plain, tenant=tenant, prompt_tokens=16, label=FIRST_ASKS[0]))
+        if answer.status in (401, 403):
+            name = key_name(client.settings.keys[tenant])
+            raise CannotAudit(f"the server refuses key {tenant + 1} of --keys ({name}) with {answer.status}")
 
 
 async def _try_stream(client: Client, target: Target, draw: random.Random) -> None:

@@ -6,9 +6,13 @@ Owns the reading of OpenAI's bodies and events, strictly: what does not read bec
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
+
+MOST_ERROR_CHARS = 4_000
+MOST_ALTERNATIVES = 20  # A position: more is never asked for.
 
 Json = Any
 """Parsed JSON of a stranger: anything at all may stand in it."""
@@ -148,7 +152,7 @@ def read_error(answer: Answer, body: Json, raw: bytes = b"") -> None:
     answer.error_shape = isinstance(dig(error, "message"), str)
     for candidate in (dig(error, "message"), error, dig(body, "message"), dig(body, "detail")):
         if isinstance(candidate, str):
-            answer.error_message = candidate
+            answer.error_message = candidate[:MOST_ERROR_CHARS]
             return
     answer.error_message = json.dumps(body)[:500] if body is not None else raw[:200].decode("utf-8", "replace")
 
@@ -222,7 +226,8 @@ def _read_common(answer: Answer, body: dict[str, Json], choice: dict[str, Json])
     if answer.cached_tokens is None and cached is not None:  # llama.cpp says it here.
         answer.cached_tokens = cached
     like_chat = answer.ask.chat or isinstance(dig(choice, "logprobs", "content"), list)  # llama.cpp answers completions so, too.
-    answer.steps += tuple(_chat_steps(choice) if like_chat else _text_steps(choice))
+    room = 2 * answer.ask.max_tokens + 16 - len(answer.steps)  # What a flood of tokens says beyond is not kept.
+    answer.steps += tuple((_chat_steps(choice) if like_chat else _text_steps(choice))[: max(0, room)])
 
 
 def _items(value: Json) -> list[Json]:
@@ -230,7 +235,11 @@ def _items(value: Json) -> list[Json]:
 
 
 def _number(value: Json) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    """`value` if it is a finite number: servers do send NaN and infinities, and they spoil whatever is computed of them."""
+    try:
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) else None
+    except OverflowError:  # An integer of hundreds of digits.
+        return None
 
 
 def _chat_steps(choice: dict[str, Json]) -> list[Step]:
@@ -238,7 +247,7 @@ def _chat_steps(choice: dict[str, Json]) -> list[Step]:
     for entry in _items(dig(choice, "logprobs", "content")):
         token, logprob = dig(entry, "token"), _number(dig(entry, "logprob"))
         if isinstance(token, str) and logprob is not None:
-            tops = [(dig(top, "token"), _number(dig(top, "logprob"))) for top in _items(dig(entry, "top_logprobs"))]
+            tops = [(dig(top, "token"), _number(dig(top, "logprob"))) for top in _items(dig(entry, "top_logprobs"))[:MOST_ALTERNATIVES]]
             steps.append(Step(token, logprob, tuple((name, value) for name, value in tops if isinstance(name, str) and value is not None)))
     return steps
 
@@ -254,6 +263,6 @@ def _text_steps(choice: dict[str, Json]) -> list[Step]:
         if not isinstance(token, str) or logprob is None:
             continue
         top = dig(tops, index)
-        pairs = [(name, _number(odds)) for name, odds in top.items()] if isinstance(top, dict) else []
+        pairs = [(name, _number(odds)) for name, odds in list(top.items())[:MOST_ALTERNATIVES]] if isinstance(top, dict) else []
         steps.append(Step(token, logprob, tuple((str(name), odds) for name, odds in pairs if odds is not None)))
     return steps

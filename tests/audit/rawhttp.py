@@ -63,8 +63,9 @@ class Exchange:
 class RawServer:
     """Use as ``async with RawServer(handler) as server``; `server.url` ends in /v1."""
 
-    def __init__(self, handler: Handler, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, handler: Handler, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1") -> None:
         self._handler = handler
+        self._host = host
         self._tls = tls
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -72,10 +73,10 @@ class RawServer:
 
     @property
     def url(self) -> str:
-        return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}/v1"
+        return f"{'https' if self._tls else 'http'}://{f'[{self._host}]' if ':' in self._host else self._host}:{self.port}/v1"
 
     async def __aenter__(self) -> RawServer:
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0, ssl=self._tls, limit=1 << 24)
+        self._server = await asyncio.start_server(self._connected, self._host, 0, ssl=self._tls, limit=1 << 24)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 

@@ -119,12 +119,25 @@ def test_the_dry_run_generates_nothing_and_bounds_the_audit(honest: _Thread, tmp
         (["http://h/v1", "--budget", "coffee=3"], "cannot read 'coffee=3'"),
         (["http://h/v1", "--keys", "@/no/such/file"], "--keys: the file /no/such/file cannot be read"),
         (["http://h/v1", "--timeout", "0"], "--timeout"),
+        (["http://h/v1", "--timeout", "nan"], "--timeout"),
+        (["http://h:99999/v1"], "out of range"),
+        (["http://h/v1?a=b"], "nothing behind it"),
+        (["http://h/v1/chat/completions"], "which ends before /chat/completions"),
+        (["http://h/v1", "--keys", "a-secret\nkey"], "word 1 is no key"),
+        (["http://h/v1", "--keys", "a-secret-kéy"], "word 1 is no key"),
+        (["http://h/v1", "--keys", ""], "word 1 holds no key"),
+        (["http://h/v1", "--keys", "a-secret", "a-secret"], "one key is given twice"),
+        (["http://h/v1", "--ca", "/no/such/file"], "--ca: /no/such/file holds no certificate"),
+        (["http://h/v1", "--ca", __file__], "holds no certificate"),
+        (["http://h/v1", "--json", "/no/such/folder/r.json"], "--json: /no/such/folder/r.json cannot be written"),
+        (["http://h/v1", "--html", "/"], "--html: / cannot be written"),
         (["--log", "/no/such/file"], "--log: /no/such/file cannot be read: No such file"),
     ],
 )
 def test_what_cannot_be_done_is_said_and_ends_with_two(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
-    assert said in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert said in told and "a-secret" not in told
 
 
 def test_a_budget_too_small_for_all_is_shared_out(honest: _Thread, tmp_path: Path) -> None:
@@ -139,7 +152,7 @@ def test_an_interrupted_audit_reports_what_it_found(faulty: _Thread) -> None:
 
     async def interrupted() -> Report:
         done = asyncio.Event()
-        task = asyncio.create_task(audit(settings, lambda _what, share: done.set() if share > 0 else None))
+        task = asyncio.create_task(audit(settings, lambda _what, share: done.set() if share >= 1 / len(PROBES) else None))
         await done.wait()
         task.cancel()
         return await task

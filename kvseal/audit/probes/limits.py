@@ -19,8 +19,11 @@ from kvseal.audit.target import Target, numbers_in
 from kvseal.audit.wire import End
 
 ASSUMED_CONTEXT_TOKENS = 8_192
+LEAST_CONTEXT_TOKENS = 64
 _FAR_FACTOR = 4
-_MOST_PROMPT_TOKENS = 600_000  # Far-over prompts stop here: more text is a test of the HTTP server, not of the engine.
+_FAR_TOKENS = 600_000  # Far-over prompts stop here: more text is a test of the HTTP server, not of the engine.
+MOST_PROMPT_TOKENS = 4_000_000
+"""No longer prompt is ever made: a server may promise any number."""
 
 
 def cost(target: Target, depth: Depth, concurrency: int) -> Cost:
@@ -40,6 +43,9 @@ async def run(scene: Scene, result: ProbeResult) -> None:
     if limit is None:
         result.unproven.append("no context length is advertised or named in an error, so limits could not be tested: give --context")
         return
+    if limit < LEAST_CONTEXT_TOKENS:
+        result.unproven.append(f"{scene.target.said_by} promises {limit} tokens: prompts so short cannot be sized to the limit")
+        return
     if not scene.target.gauge.known:
         result.unproven.append("the server counts tokens nowhere, so prompts could not be sized to the limit")
         return
@@ -47,13 +53,26 @@ async def run(scene: Scene, result: ProbeResult) -> None:
     counts_ok = await _inside(scene, result, limit)
     await _between(scene, result, limit)
     await _over(scene, result, limit)
-    if counts_ok:
+    if counts_ok and _fits(scene, result, limit):
         await whole_prompt_is_read(scene, result, limit)
     await _alive(scene, result)
 
 
+def _fits(scene: Scene, result: ProbeResult, tokens: int, *, booked: bool = True) -> bool:
+    """May a prompt of `tokens` be made and sent? If not, the result says why, once for each reason. What is refused costs no tokens, so a
+    prompt over the limit is not `booked`."""
+    if tokens > MOST_PROMPT_TOKENS:
+        why = f"prompts of {tokens} tokens are longer than any that an audit sends ({MOST_PROMPT_TOKENS})"
+    elif booked and not scene.client.budget.affords(tokens + 8):
+        why = f"prompts of about {tokens} tokens do not fit in what is left of the budget; raise it with --budget tokens=N"
+    else:
+        return True
+    result.unproven += [] if why in result.unproven else [why]
+    return False
+
+
 def _far(limit: int) -> int:
-    return min(_FAR_FACTOR * limit, max(2 * limit, min(limit + _MOST_PROMPT_TOKENS, _MOST_PROMPT_TOKENS)))
+    return min(_FAR_FACTOR * limit, max(2 * limit, min(limit + _FAR_TOKENS, _FAR_TOKENS)), MOST_PROMPT_TOKENS)
 
 
 def _text(scene: Scene, tokens: int, chat: bool) -> str:
@@ -94,6 +113,8 @@ async def _inside(scene: Scene, result: ProbeResult, limit: int) -> bool:
     served = 0
     for chat in scene.target.kinds:
         for total in (limit - 1, limit):
+            if not _fits(scene, result, limit):
+                break
             tokens = total - 1 - (0 if scene.target.gauge.exact else scene.target.gauge.slack(total))
             ask = scene.ask(
                 _text(scene, tokens, chat), tokens=tokens, max_tokens=1, chat=chat, label=f"prompt of {tokens}, {total} with output"
@@ -138,11 +159,14 @@ async def _between(scene: Scene, result: ProbeResult, limit: int) -> None:
         )
     )
     tokens = (pool + limit) // 2
+    if not _fits(scene, result, tokens, booked=False):
+        return
     for stream in (False, True):
         ask = scene.ask(
             _text(scene, tokens, scene.target.plain), tokens=tokens, max_tokens=1, stream=stream, label="between pool and context"
         )
-        patient = await ask_patiently(scene, ask, tokens)
+        patient = await ask_patiently(scene, replace(ask, prompt_tokens=0), tokens)
+        patient.answer.ask = ask
         scene.listen([patient.answer], result)
         if patient.answer.ok:
             found_accepted(scene, result, patient.answer, tokens, pool, "the KV pool")
@@ -156,7 +180,9 @@ async def _over(scene: Scene, result: ProbeResult, limit: int) -> None:
     """Over the limit by one, and by far: refused with a 4xx that names the limit, or it is a finding."""
     refused = 0
     slack = 0 if scene.target.gauge.exact else scene.target.gauge.slack(limit)
-    for tokens in (limit + 1 + slack, _far(limit)):
+    for tokens in (limit + 1 + slack, max(limit + 1 + slack, _far(limit))):
+        if not _fits(scene, result, tokens, booked=False):
+            return
         for chat in scene.target.kinds:
             for stream in (False, True):
                 label = f"over the limit of {limit}"
@@ -178,7 +204,10 @@ async def _over(scene: Scene, result: ProbeResult, limit: int) -> None:
 
 async def _alive(scene: Scene, result: ProbeResult) -> None:
     """After all that, a small prompt must still be answered."""
-    answer = await scene.client.ask(scene.ask(_text(scene, 64, scene.target.plain), tokens=64, label="small prompt after"))
+    ask = scene.ask(_text(scene, 64, scene.target.plain), tokens=64, label="small prompt after")
+    answer = await scene.client.ask(ask)
+    if hung(answer):  # A machine that has no time for a while is no server that hangs for good.
+        answer = await scene.client.ask(ask)
     if answer.ok:
         result.proved.append("a small prompt is still answered after the oversize ones")
     elif hung(answer) or answer.end is End.CUT or answer.status >= 500:

@@ -1,0 +1,179 @@
+"""Servers that answer nonsense where an audit begins, promise the impossible, or flood: it ends with a message that says what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+import pytest
+
+from kvseal.audit.budget import Allowance, Budget
+from kvseal.audit.client import Client, ClientSettings
+from kvseal.audit.findings import Grade, ProbeResult, Report
+from kvseal.audit.probes.aborts import _judge_silent
+from kvseal.audit.probes.base import Depth
+from kvseal.audit.runner import AuditSettings, audit
+from kvseal.audit.wire import Answer, Ask, End
+
+from .rawhttp import Exchange, RawServer
+from .standin import MODEL, Standin, Traits
+
+
+def _audit(handler: Any, *, host: str = "127.0.0.1", model: str = "", **changes: Any) -> Report:
+    async def go() -> Report:
+        async with RawServer(handler, host=host) as server:
+            client = ClientSettings(server.url, timeout_s=5.0, keys=changes.pop("keys", ()))
+            return await audit(AuditSettings(client, model, depth=Depth.QUICK, seed=5, **changes))
+
+    return asyncio.run(go())
+
+
+def _instead(path: str, status: int, body: Any, **how: Any) -> Any:
+    """An honest server that answers at `path` with something else."""
+    standin = Standin("", 1, Traits())
+
+    async def handler(http: Exchange) -> None:
+        if http.path == path:
+            await http.reply(status, body, **how)
+        else:
+            await standin.handle(http)
+
+    return handler
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "how", "said"),
+    [
+        (301, b"", {"headers": {"Location": "https://b/v1/models"}}, "(to https://b/v1/models): redirects are not followed, so give"),
+        (200, b"<html>Log in</html>", {"kind": "text/html"}, "200 with text/html, which is no JSON: is this the address of an API"),
+        (200, gzip.compress(b"0" * 50_000_000), {"headers": {"Content-Encoding": "gzip"}}, "it is compressed, 'gzip'"),
+        (200, b'{"data": [{"id": "\xff"}]}', {}, "which is no JSON"),
+        (200, {"data": []}, {}, "lists no model"),
+        (404, {"error": {"message": "no such route"}}, {}, "answered 404: does the address end in /v1?"),
+        (500, b"boom", {}, "answered 500"),
+        (401, {"error": {"message": "no"}}, {}, "give a key with --keys"),
+    ],
+)
+def test_what_is_no_list_of_models_is_named(status: int, body: Any, how: Any, said: str) -> None:
+    report = _audit(_instead("/v1/models", status, body, **how))
+    assert report.exit_status == 2 and said in report.stopped
+
+
+def test_a_model_that_is_not_listed_is_said() -> None:
+    report = _audit(_instead("/none", 404, {}), model="no-such")
+    assert report.exit_status == 2 and f"'no-such' is not among the models that the server lists: {MODEL}" in report.stopped
+
+
+def test_a_key_that_is_refused_is_named_by_its_digest() -> None:
+    standin = Standin("", 1, Traits(keys=("first-key", "another")))
+    for keys, said in ((("first-key", "wrong-key"), "refuses key 2 of --keys (key-"), (("wrong-key",), "give a key with --keys")):
+        report = _audit(standin.handle, keys=keys)
+        assert report.exit_status == 2 and said in report.stopped and "wrong-key" not in report.stopped
+
+
+def test_an_address_of_ipv6() -> None:
+    try:
+        report = _audit(Standin("", 1, Traits()).handle, host="::1", only=("limits",))
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    assert report.exit_status == 0
+
+
+@pytest.mark.parametrize(("tokens", "said"), [(10**18, "longer than any"), (12_000, "do not fit"), (5, "cannot be sized")])
+def test_a_context_that_cannot_be_sent_is_not_made(tokens: int, said: str) -> None:
+    models = {"object": "list", "data": [{"id": MODEL, "max_model_len": tokens}]}
+    report = _audit(_instead("/v1/models", 200, models), only=("limits",), allowance=Allowance(tokens=6_000))
+    assert said in str(report.results[0].unproven)
+    assert not any(finding.rule == "limits.advertised-not-servable" for finding in report.findings)
+
+
+def test_a_pool_below_a_context_that_the_budget_cannot_reach_is_found_all_the_same() -> None:
+    """The incident: a context of a million tokens, a pool of two thirds. A budget of less must not hide it."""
+    standin = Standin("", 1, Traits())
+
+    async def handler(http: Exchange) -> None:
+        if http.path == "/v1/models":
+            await http.reply(200, {"object": "list", "data": [{"id": MODEL, "max_model_len": 12_000}]})
+        elif http.path == "/metrics":
+            await http.reply(200, b"sglang:max_total_num_tokens 8000\n", kind="text/plain")
+        else:
+            await standin.handle(http)
+
+    report = _audit(handler, only=("limits",), allowance=Allowance(tokens=6_000))
+    assert any(finding.rule == "limits.pool-below-context" for finding in report.findings)
+
+
+def test_metrics_that_are_no_numbers_end_nothing() -> None:
+    text = b'kvseal_kv_pool_tokens +Inf\nkvseal_max_servable_tokens NaN\nkvseal_kv_pages{state="leased"} NaN\n'
+    report = _audit(_instead("/metrics", 200, text, kind="text/plain"), only=("aborts", "offline"))
+    assert report.findings == [] and not report.stopped
+
+
+@pytest.mark.parametrize("flood", ["text", "error", "tokens", "alternatives", "stream"])
+def test_a_flood_is_not_kept(flood: str) -> None:
+    """Hundreds of answers are kept for the review at the end, so one that floods must be small."""
+    many = {"tokens": ["a"] * 200_000, "token_logprobs": [-1] * 200_000, "top_logprobs": []}
+    tops = {"tokens": ["a"], "token_logprobs": [-1], "top_logprobs": [{str(number): -1 for number in range(3_000)}]}
+
+    async def handler(http: Exchange) -> None:
+        if flood == "error":
+            await http.reply(400, {"error": {"message": "x" * 60_000}})
+        elif flood == "stream":
+            await http.start_stream()
+            while not http.gone.is_set():
+                await http.event({"choices": [{"text": "y" * 10_000}]})
+        else:
+            logprobs = {"tokens": many, "alternatives": tops}.get(flood)
+            choice = {"text": "z" * (5_000_000 if flood == "text" else 1), "finish_reason": "stop", "logprobs": logprobs}
+            await http.reply(200, {"choices": [choice]})
+
+    async def go() -> Answer:
+        async with RawServer(handler) as server, Client(ClientSettings(server.url, timeout_s=9.0), Budget(Allowance())) as client:
+            return await client.ask(Ask("x", stream=flood == "stream", logprobs=5))
+
+    answer = asyncio.run(go())
+    alternatives = [name for step in answer.steps for name, _ in step.top]
+    assert len(answer.text) < 200_000 and len(answer.error_message) <= 4_000 and len(answer.steps) <= 32 and len(alternatives) <= 20
+    assert (answer.end is End.OVERSIZE) == (flood in ("text", "tokens", "stream"))
+
+
+def test_retry_after_may_be_a_date() -> None:
+    async def handler(http: Exchange) -> None:
+        due = format_datetime(datetime.now(UTC) + timedelta(seconds=90), usegmt=True)
+        await http.reply(429, {"error": {"message": "slow down"}}, headers={"Retry-After": due if http.json["max_tokens"] == 8 else "soon"})
+
+    async def go() -> list[float | None]:
+        async with RawServer(handler) as server, Client(ClientSettings(server.url, timeout_s=5.0), Budget(Allowance())) as client:
+            return [(await client.ask(Ask("x", max_tokens=count), retry=False)).retry_after_s for count in (8, 9)]
+
+    date, nonsense = asyncio.run(go())
+    assert date is not None and 60 < date <= 90 and nonsense is None
+
+
+def test_numbers_that_are_none_are_no_logprobs() -> None:
+    body = b'{"choices":[{"text":"a","finish_reason":"stop","logprobs":{"tokens":["a","b"],"token_logprobs":[-Infinity,-0.5],'
+    body += b'"top_logprobs":[{"a":NaN},{"b":-0.5,"c":-Infinity,"d":1' + b"0" * 400 + b"}]}}]}"
+
+    async def handler(http: Exchange) -> None:
+        await http.reply(200, body)
+
+    async def go() -> Answer:
+        async with RawServer(handler) as server, Client(ClientSettings(server.url, timeout_s=5.0), Budget(Allowance())) as client:
+            return await client.ask(Ask("x", logprobs=5))
+
+    (step,) = asyncio.run(go()).steps
+    assert step.token == "b" and step.top == (("b", -0.5),)
+    json.dumps(step.logprob, allow_nan=False)
+
+
+@pytest.mark.parametrize(("rounds", "alone_s", "found"), [(1, 0.2, False), (2, 0.2, True), (3, 4.0, False)])
+def test_a_silent_neighbour_is_found_when_it_is_a_habit(rounds: int, alone_s: float, found: bool) -> None:
+    """A machine that has no time for a moment, and a server whose neighbours are slow by themselves, are not accused."""
+    result = ProbeResult("aborts", "t")
+    _judge_silent(result, [Answer(Ask("x"), End.TIMEOUT, total_s=20.0)] * rounds, [alone_s, alone_s])
+    assert [finding.grade for finding in result.findings] == [Grade.HANG] * found
+    assert bool(result.unproven) is not found

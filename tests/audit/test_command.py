@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -174,6 +175,14 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     assert ended.value.code == 0
     assert "Audit only servers that are yours" in said and "exit status" in said and "--dry-run" in said
+
+
+def test_the_documentation_says_of_each_rule_what_to_do() -> None:
+    root = Path(__file__).parents[2]
+    told = (root / "docs" / "audit.md").read_text().partition("## What to do with a finding")[2].partition("\n## ")[0]
+    sources = "".join(path.read_text() for path in (root / "kvseal" / "audit").rglob("*.py"))
+    rules = set(re.findall(r'"((?:limits|leak|reuse|isolation|aborts|honesty|offline|audit)\.[a-z-]+)', sources))
+    assert len(rules) > 45 and [rule for rule in sorted(rules) if f"`{rule}" not in told] == []
 
 
 def test_a_server_that_sends_lone_surrogates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -185,6 +185,7 @@ class EngineClient:
                 self.cancel(request_id)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), CLOSE_TIMEOUT_S)
+            self._end_all(Draining("the server is shutting down"))  # of an engine that does not even cancel
             return False
         return True
 
@@ -339,6 +340,8 @@ class EngineClient:
     def _deliver(self, event: Event) -> None:
         stream = self._streams.get(event.request_id)
         if stream is None:
+            if self._phase is EngineState.DRAINING:
+                return
             raise m.ProtocolBroken("the engine speaks of a request that is not open")
         if type(event) is EndedEvent:
             del self._streams[event.request_id]

@@ -164,6 +164,8 @@ class Router:
                 self.cancel(request_id)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), CLOSE_TIMEOUT_S)
+            for one in list(self._requests.values()):  # Their nodes do not even cancel.
+                self._finish(one, Failed(Draining("the server is shutting down")))
             return False
         return True
 

@@ -18,6 +18,7 @@ from kvseal.core.ids import RequestId, Scope
 from kvseal.core.outcome import Cancelled, Completed, Failed, FinishReason, Outcome, Refused
 from kvseal.core.request import Request, SamplingParams
 from kvseal.lab.rig import SCOPE, truth
+from kvseal.node import client as client_module
 from kvseal.node.client import EngineClient, EngineState
 from kvseal.node.stream import RequestStream
 
@@ -312,6 +313,26 @@ def test_drain_cancels_what_does_not_end_in_time() -> None:
             stream = client.submit(request("open", output=8_000))
             assert not await client.drain(0.1)
             assert isinstance((await read(stream))[1], Cancelled)
+
+    run(body)
+
+
+def test_drain_ends_what_an_engine_that_hangs_does_not_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "CLOSE_TIMEOUT_S", 0.1)
+
+    async def body() -> None:
+        async with engine("echo-slow") as client:
+            stream = client.submit(request("open", output=8_000))
+            await anext(aiter(stream))
+            assert client.pid is not None
+            os.kill(client.pid, signal.SIGSTOP)
+            try:
+                assert not await client.drain(0.1)
+                _, outcome = await read(stream)
+            finally:
+                os.kill(client.pid, signal.SIGCONT)
+            assert isinstance(outcome, Failed) and isinstance(outcome.error, Draining)
+            await asyncio.sleep(0.2)  # what it says now of a request that is over is heard by nobody
 
     run(body)
 

@@ -16,6 +16,7 @@ constexpr int UNIT_BLOCKS = 4;   // row blocks of a linear unit
 constexpr int UNIT_ROWS = UNIT_BLOCKS * ROW_BLOCK;
 constexpr int UNIT_TOKENS = 64;  // tokens of a linear unit
 constexpr int HEAD_BLOCKS = 32;  // row blocks of a unit of the output projection
+constexpr int ROWS_PER_THREAD = 4;
 constexpr int PARTIAL_HEADER = AttendScratch::HEADER;
 constexpr int64_t COMPANY_FLOATS = 16 << 20;  // partials of shared partitions, at most
 
@@ -45,13 +46,22 @@ void Activations::resize(int tokens) {
 void Activations::list_outliers(int token_block, int tokens) {
     const size_t first = static_cast<size_t>(token_block) * static_cast<size_t>(groups) * TOKEN_BLOCK;
     const int begin = token_block * TOKEN_BLOCK, present = std::min(TOKEN_BLOCK, tokens - begin);
-    Outlier* next = listed.data() + first;
-    for (int g = 0; g < groups; ++g)
-        for (int t = 0; t < present; ++t) {  // without a branch: what is no outlier is overwritten
-            const size_t at = first + static_cast<size_t>(g * TOKEN_BLOCK + t);
-            *next = {outliers[at], static_cast<uint16_t>(g), static_cast<uint8_t>(t), outlier_columns[at]};
-            next += outliers[at] != 0.0f;
+    OutlierColumn* next = listed.data() + first;
+    for (int g = 0; g < groups; ++g) {
+        const size_t at = first + static_cast<size_t>(g) * TOKEN_BLOCK;
+        unsigned left = 0;  // tokens whose outlier is not listed yet
+        for (int t = 0; t < present; ++t) left |= (outliers[at + static_cast<size_t>(t)] != 0.0f ? 1U : 0U) << t;
+        for (; left != 0; ++next) {
+            const uint8_t column = outlier_columns[at + static_cast<size_t>(__builtin_ctz(left))];
+            *next = {{}, static_cast<uint16_t>(g), column, 0};
+            for (unsigned t = 0; t < TOKEN_BLOCK; ++t) {
+                if ((left >> t & 1U) == 0 || outlier_columns[at + t] != column) continue;
+                next->values[t] = outliers[at + t];
+                next->tokens = static_cast<uint8_t>(next->tokens | 1U << t);
+            }
+            left &= ~static_cast<unsigned>(next->tokens);
         }
+    }
     outlier_counts[static_cast<size_t>(token_block)] = static_cast<int32_t>(next - (listed.data() + first));
 }
 
@@ -167,6 +177,8 @@ void Decoder::plan_attention() {
     attend_units_.clear();
     company_.clear();
     const int group = m_.heads / m_.kv_heads, block = attend_block_tokens(group);
+    // Where there are rows enough for all threads, a decoding row reads its pages once for all heads.
+    const int side_by_side = static_cast<int>(step_->rows.size()) >= ROWS_PER_THREAD * team_.size() ? attend_side_by_side(m_.kv_heads, group) : 1;
     int64_t partial = 0;
     for (size_t r = step_->rows.size(); r-- > 0;) {
         const Row& row = step_->rows[r];
@@ -176,14 +188,15 @@ void Decoder::plan_attention() {
             for (int t = 0; t < row.count; ++t)
                 for (int head = 0; head < m_.kv_heads; ++head)
                     for (int p = 0; p <= (row.start + t) / PARTITION_TOKENS; ++p) {
-                        attend_units_.push_back({static_cast<int>(r), head, t, 1, p, partial});
+                        attend_units_.push_back({static_cast<int>(r), head, 1, t, 1, p, partial});
                         partial += static_cast<int64_t>(group) * (m_.head_dim + PARTIAL_HEADER);
                     }
             continue;
         }
+        const int heads = row.count == 1 ? side_by_side : 1;
         for (int t = (row.count - 1) / block * block; t >= 0; t -= block)  // the longest first
-            for (int head = 0; head < m_.kv_heads; ++head)
-                attend_units_.push_back({static_cast<int>(r), head, t, std::min(block, row.count - t), -1, 0});
+            for (int head = 0; head < m_.kv_heads; head += heads)
+                attend_units_.push_back({static_cast<int>(r), head, std::min(heads, m_.kv_heads - head), t, std::min(block, row.count - t), -1, 0});
     }
     if (tokens_ > FEW_TOKENS) {
         company_.plan(step_->rows, kv_, group, block, COMPANY_FLOATS);
@@ -398,6 +411,7 @@ void Decoder::attend_unit(int layer, int thread, const AttendUnit& unit) {
     const int64_t token = work.row->first_token + unit.token;
     work.first_position = work.row->start + unit.token;
     work.tokens = unit.tokens;
+    work.heads = unit.heads;
     work.q += token * work.q_stride;
     if (in_company) {
         work.before = partials_.data() + company_.partials(unit.row, unit.kv_head);

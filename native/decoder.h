@@ -58,7 +58,7 @@ struct Activations {
     std::vector<int8_t> quants;
     std::vector<int32_t> quant_sums, outlier_counts;
     std::vector<uint8_t> outlier_columns;
-    std::vector<Outlier> listed;
+    std::vector<OutlierColumn> listed;
 
     void resize(int tokens);
     // After all groups of a token block are rounded.
@@ -86,7 +86,7 @@ class Decoder {
 
   private:
     struct AttendUnit {
-        int row, kv_head, token, tokens;  // token: first of the unit, counted within the row
+        int row, kv_head, heads, token, tokens;  // token: first of the unit, counted within the row
         int partition;                    // -1: all of them
         int64_t partial;                  // place in partials_
     };

@@ -47,6 +47,11 @@ int available_kernels(const Kernels* (&best_first)[MOST_KERNEL_SETS]) {
 
 int attend_block_tokens(int group) { return group >= ATTEND_QUERIES ? 1 : ATTEND_QUERIES / group; }
 
+int attend_side_by_side(int kv_heads, int group) {
+    if (group > ATTEND_DIRECT) return 1;
+    return kv_heads < ATTEND_QUERIES / group ? kv_heads : ATTEND_QUERIES / group;
+}
+
 int64_t attend_scratch_floats(const KVLayout& kv, int group) { return AttendScratch(kv, group).floats + 16; }
 
 }  // namespace kvseal

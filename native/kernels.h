@@ -42,11 +42,12 @@ struct Linear {
 // their precision, so it stands apart as a float; 0 where a group has none. Tokens are interleaved by 8, so that a tile reads in one stream.
 constexpr int TOKEN_BLOCK = 8;
 
-// One of the inputs that stand apart. Each token block lists its own, group after group: a tile walks the list and tests nothing.
-struct Outlier {
-    float value;
+// A column in which inputs of a token block stand apart. Each block lists its own, group after group: a tile walks the list and unpacks the
+// column's weights once for all 8 tokens, since outliers of one layer like the same columns.
+struct OutlierColumn {
+    float values[TOKEN_BLOCK];  // 0 for a token whose input there is no outlier
     uint16_t group;
-    uint8_t token, column;  // within the block, within the group
+    uint8_t column, tokens;  // within the group; bit t: token t of the block has one here
 };
 struct Inputs {
     const float* values;             // [T][value_stride]
@@ -54,7 +55,7 @@ struct Inputs {
     const float* scales;             // [token block][group][8], as all that follow
     const int32_t* quant_sums;
     const float* scaled_sums;        // the sum of the group as rounded, outlier included
-    const Outlier* outliers;         // [token block][groups * 8], of which
+    const OutlierColumn* outliers;   // [token block][groups * 8], of which
     const int32_t* outlier_counts;   // [token block] count
     int64_t value_stride;
 };
@@ -79,7 +80,8 @@ struct Outputs {
     int32_t token = 0, row = 0;
 };
 
-// One unit of attention: `tokens` consecutive queries of one row against one KV head.
+// One unit of attention: `tokens` consecutive queries of one row against `heads` KV heads, whose vectors lie side by side in a page: a page
+// is then read in one go. Numbers of queries are in the order [head][token][query head of the group].
 struct AttendWork {
     const KVLayout* kv;
     const Row* row;
@@ -92,9 +94,15 @@ struct AttendWork {
     float* scratch;  // attend_scratch_floats
     const int32_t* places = nullptr;  // of queries that do not follow each other: token t's lies at q + places[t] * q_stride
     const float* before = nullptr;    // of one token: partials [partition][group] of the first partitions, computed elsewhere,
-    int32_t before_partitions = 0;    // so many
+    int32_t before_partitions = 0;    // so many (of several heads: one after the other)
+    int32_t heads = 1;                // from kv_head on
+
+    int queries_per_head() const { return tokens * group; }
+    int queries() const { return heads * tokens * group; }
+    int token_of(int query) const { return query / group % tokens; }
 };
-constexpr int ATTEND_QUERIES = 48;  // tokens * group of one unit, at most (a unit of one token may have more heads)
+constexpr int ATTEND_DIRECT = 8;    // up to so many queries of a head, a widened copy of a page does not pay
+constexpr int ATTEND_QUERIES = 48;  // queries of one unit, at most (a unit of one token and one KV head may have more)
 
 struct Kernels {
     const char* name;
@@ -133,7 +141,7 @@ struct AttendScratch {
         block = take(block_pages * page);
         partial = take(most * (dims + HEADER));
         total = take(most * (dims + HEADER));
-        scales = take(4 * PARTITION_TOKENS);
+        scales = take(4 * PARTITION_TOKENS * (most / group));
     }
     int64_t queries, query_sums, scores, block, partial, total, scales, floats = 0;
     int block_pages;
@@ -147,6 +155,7 @@ struct AttendScratch {
 };
 int64_t attend_scratch_floats(const KVLayout& kv, int group);  // with room for the boundary
 int attend_block_tokens(int group);
+int attend_side_by_side(int kv_heads, int group);  // KV heads of a unit of one token
 
 // The sets that are compiled in and that this CPU runs, the fastest first, "portable" last. Returns their number.
 constexpr int MOST_KERNEL_SETS = 4;

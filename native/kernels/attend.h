@@ -13,8 +13,6 @@
 namespace kvseal {
 namespace KVSEAL_ISA {
 
-constexpr int DIRECT_QUERIES = 8;  // up to so many queries, a widened copy of a page does not pay
-
 // Positions of a partition that a query sees, relative to the partition's start.
 struct Span {
     int begin, end;
@@ -44,6 +42,18 @@ struct Scratch {
     float *queries, *query_sums, *scores, *block, *partial, *total;
     float *key_scales, *key_minimums, *value_scales, *value_minimums;  // of the partition's slots
     int block_pages;
+
+    // As a unit of that one head sees it.
+    Scratch of_head(const AttendWork& w, int head) const {
+        const int64_t first = static_cast<int64_t>(head) * w.queries_per_head(), slots = static_cast<int64_t>(head) * 4 * PARTITION_TOKENS;
+        Scratch own = *this;
+        own.queries += first * w.kv->head_dim;
+        own.query_sums += first;
+        own.scores += first * SCORE_STRIDE;
+        own.partial += first * (w.kv->head_dim + HEADER);
+        own.key_scales += slots, own.key_minimums += slots, own.value_scales += slots, own.value_minimums += slots;
+        return own;
+    }
 };
 static inline Scratch divide_scratch(const AttendWork& w) {
     const AttendScratch at(*w.kv, w.group);
@@ -57,17 +67,17 @@ static void scale_queries(const AttendWork& w, const Scratch& scratch) {
     const int dims = w.kv->head_dim;
     const bool turned = w.kv->kind == KV_INT4;
     const f8 scale = splat(w.scale * 1.44269504088896341f * (turned ? rotation_inverse(dims) : 1.0f));
-    for (int t = 0; t < w.tokens; ++t)
-        for (int h = 0; h < w.group; ++h) {
-            const float* q = w.q + (w.places != nullptr ? w.places[t] : t) * w.q_stride + static_cast<int64_t>(h) * dims;
-            float* out = scratch.queries + (static_cast<int64_t>(t) * w.group + h) * dims;
-            for (int d = 0; d < dims; d += 8) store8(out + d, load8(q + d) * scale);
-            if (!turned) continue;
-            rotate(out, dims);
-            f8 sums = splat(0.0f);
-            for (int d = 0; d < dims; d += 8) sums = sums + load8(out + d);
-            scratch.query_sums[t * w.group + h] = sum8(sums);
-        }
+    for (int i = 0; i < w.queries(); ++i) {
+        const int token = w.token_of(i), head = i / w.queries_per_head() * w.group + i % w.group;
+        const float* q = w.q + (w.places != nullptr ? w.places[token] : token) * w.q_stride + static_cast<int64_t>(head) * dims;
+        float* out = scratch.queries + static_cast<int64_t>(i) * dims;
+        for (int d = 0; d < dims; d += 8) store8(out + d, load8(q + d) * scale);
+        if (!turned) continue;
+        rotate(out, dims);
+        f8 sums = splat(0.0f);
+        for (int d = 0; d < dims; d += 8) sums = sums + load8(out + d);
+        scratch.query_sums[i] = sum8(sums);
+    }
 }
 
 // --- a block --------------------------------------------------------------------------------------------------------------------------
@@ -83,7 +93,7 @@ struct Block {
 
 template <KVKind KIND>
 static inline void score_block(const AttendWork& w, const Scratch& scratch, int partition, const Block& block) {
-    const int queries = w.tokens * w.group, dims = w.kv->head_dim;
+    const int queries = w.queries_per_head(), dims = w.kv->head_dim;
     for (int q = 0, n; q < queries; q += n) {
         n = tile_of(queries - q);
         int begin = block.begin, end = block.end;
@@ -115,14 +125,14 @@ static inline void weigh_one(const AttendWork& w, const Scratch& scratch, int pa
 }
 
 template <KVKind KIND>
-static inline void weigh_block(const AttendWork& w, const Scratch& scratch, int partition, const Block& block, float* partial) {
-    const int queries = w.tokens * w.group, dims = w.kv->head_dim;
+static inline void weigh_block(const AttendWork& w, const Scratch& scratch, int partition, const Block& block) {
+    const int queries = w.queries_per_head(), dims = w.kv->head_dim;
     const int64_t stride = dims + HEADER;
     for (int q = 0, n; q < queries; q += n) {
         n = tile_of(queries - q);
         // The slots that all queries of the tile see, and before and after them each query's own: per query, slots in order.
         int begin = block.begin, end = block.end;
-        float* acc = partial + q * stride + HEADER;
+        float* acc = scratch.partial + q * stride + HEADER;
         if (!block.whole) {
             begin = least(end, most(begin, visible(w, (q + n - 1) / w.group, partition).begin - block.start));
             end = most(begin, least(end, visible(w, q / w.group, partition).end - block.start));
@@ -143,23 +153,26 @@ static inline void weigh_block(const AttendWork& w, const Scratch& scratch, int 
 
 // --- a partition ----------------------------------------------------------------------------------------------------------------------
 
-// One head's vectors (K or V) of a page of the table.
+// The first head's vectors (K or V) of a page of the table; those of the next heads follow.
 template <KVKind KIND>
 static inline const uint8_t* vectors_of(const AttendWork& w, int ordinal, bool values) {
     const int64_t head = bytes_of<KIND>(static_cast<int64_t>(w.kv->page_tokens) * w.kv->head_dim) * w.kv_head;
     return w.kv->run(static_cast<int64_t>(w.row->page(ordinal)), w.layer, values) + head;
 }
 
-// While a page is read, the one two steps later is on its way, vector by vector: K of all pages of the partition, then V.
+// While a page is read, the one two steps later is on its way, vector by vector: K of all pages of the partition, then V, then K of the next
+// partition, if the unit goes on to it.
 constexpr int PAGES_AHEAD = 2;
 template <KVKind KIND>
 static inline const uint8_t* vectors_ahead(const AttendWork& w, int ordinal, int first, int last, bool values) {
-    const int ahead = ordinal + PAGES_AHEAD, next = first + ahead - last - 1;
+    const int ahead = ordinal + PAGES_AHEAD;
     if (ahead <= last) return vectors_of<KIND>(w, ahead, values);
-    return vectors_of<KIND>(w, least(next, last), true);
+    if (!values) return vectors_of<KIND>(w, least(first + ahead - last - 1, last), true);
+    return vectors_of<KIND>(w, ahead * w.kv->page_tokens < w.first_position + w.tokens && w.row->has(*w.kv, ahead) ? ahead : last, false);
 }
 
-// Calls body(block) for all of [begin, end), K or V, in blocks of slots: pages as they lie or, for many queries, copies of a few, widened.
+// Calls body(block, head) for all of [begin, end), K or V, in blocks of slots: pages as they lie, head after head, or, for many queries of
+// one head, copies of a few, widened.
 template <KVKind KIND, bool DIRECT, class Body>
 static inline void each_block(const AttendWork& w, const Scratch& scratch, int partition, int begin, int end, bool values,
                               Body&& body) {
@@ -177,6 +190,7 @@ static inline void each_block(const AttendWork& w, const Scratch& scratch, int p
         if (DIRECT) {
             block.vectors = vectors_of<KIND>(w, ordinal, values);
             block.ahead = vectors_ahead<KIND>(w, ordinal, first, last, values) - block.vectors;
+            for (int head = 0; head < w.heads; ++head, block.vectors += bytes_of<KIND>(static_cast<int64_t>(kv.page_tokens) * dims)) body(block, head);
         } else {
             block.vectors = reinterpret_cast<const uint8_t*>(scratch.block);
             block.ahead = 0;
@@ -186,20 +200,20 @@ static inline void each_block(const AttendWork& w, const Scratch& scratch, int p
                             most(0, block.begin - at), least(kv.page_tokens, block.end - at),
                             scratch.block + static_cast<int64_t>(at) * dims);
             }
+            body(block, 0);
         }
-        body(block);
     }
 }
 
 // scale and minimum of every slot of the partition that the unit may read.
 template <KVKind KIND>
-static void gather_scales(const AttendWork& w, int partition, int begin, int end, bool values, float* scales, float* minimums) {
+static void gather_scales(const AttendWork& w, int head, int partition, int begin, int end, bool values, float* scales, float* minimums) {
     const KVLayout& kv = *w.kv;
     const int base = partition * PARTITION_TOKENS;
     for (int slot = begin; slot < end; ++slot) {
         const int position = base + slot, ordinal = position / kv.page_tokens;
         const uint8_t* run = kv.run(static_cast<int64_t>(w.row->page(ordinal)), w.layer, values) + kv.element_run_bytes;
-        scales[slot] = reinterpret_cast<const float*>(run)[w.kv_head * kv.page_tokens + position % kv.page_tokens];
+        scales[slot] = reinterpret_cast<const float*>(run)[(w.kv_head + head) * kv.page_tokens + position % kv.page_tokens];
         if (KIND == KV_INT4) minimums[slot] = -8.0f * scales[slot];
     }
 }
@@ -240,47 +254,53 @@ static inline void soften(const Scratch& scratch, int query, Span span, int dims
 }
 
 template <KVKind KIND, bool DIRECT>
-static void compute_blocks(const AttendWork& w, const Scratch& scratch, int partition, int begin, int end, float* partial) {
+static void compute_blocks(const AttendWork& w, const Scratch& scratch, int partition, int begin, int end) {
     constexpr KVKind READ = DIRECT ? KIND : KV_FP32;
-    const int queries = w.tokens * w.group, dims = w.kv->head_dim;
+    const int dims = w.kv->head_dim;
     const int ahead = least(end, begin + PAGES_AHEAD * w.kv->page_tokens);
     for (int slot = begin; slot < ahead; slot += w.kv->page_tokens) {
         const int ordinal = (partition * PARTITION_TOKENS + slot) / w.kv->page_tokens;
-        expect(vectors_of<KIND>(w, ordinal, false), bytes_of<KIND>(static_cast<int64_t>(w.kv->page_tokens) * dims));
+        expect(vectors_of<KIND>(w, ordinal, false), w.heads * bytes_of<KIND>(static_cast<int64_t>(w.kv->page_tokens) * dims));
     }
-    if constexpr (has_scales(KIND)) {
-        gather_scales<KIND>(w, partition, begin, end, false, scratch.key_scales, scratch.key_minimums);
-        gather_scales<KIND>(w, partition, begin, end, true, scratch.value_scales, scratch.value_minimums);
+    for (int head = 0; has_scales(KIND) && head < w.heads; ++head) {
+        const Scratch own = scratch.of_head(w, head);
+        gather_scales<KIND>(w, head, partition, begin, end, false, own.key_scales, own.key_minimums);
+        gather_scales<KIND>(w, head, partition, begin, end, true, own.value_scales, own.value_minimums);
     }
-    each_block<KIND, DIRECT>(w, scratch, partition, begin, end, false,
-                             [&](const Block& block) { score_block<READ>(w, scratch, partition, block); });
-    for (int q = 0; q < queries; ++q) {
-        const Span span = visible(w, q / w.group, partition);
-        if (span.begin < span.end) soften<KIND>(scratch, q, span, dims, partial + static_cast<int64_t>(q) * (dims + HEADER));
+    each_block<KIND, DIRECT>(w, scratch, partition, begin, end, false, [&](const Block& block, int head) {
+        score_block<READ>(w, scratch.of_head(w, head), partition, block);
+    });
+    for (int head = 0; head < w.heads; ++head) {
+        const Scratch own = scratch.of_head(w, head);
+        for (int q = 0; q < w.queries_per_head(); ++q) {
+            const Span span = visible(w, q / w.group, partition);
+            if (span.begin < span.end) soften<KIND>(own, q, span, dims, own.partial + static_cast<int64_t>(q) * (dims + HEADER));
+        }
     }
-    each_block<KIND, DIRECT>(w, scratch, partition, begin, end, true,
-                             [&](const Block& block) { weigh_block<READ>(w, scratch, partition, block, partial); });
+    each_block<KIND, DIRECT>(w, scratch, partition, begin, end, true, [&](const Block& block, int head) {
+        weigh_block<READ>(w, scratch.of_head(w, head), partition, block);
+    });
 }
 
 template <KVKind KIND>
-static void compute_pages(const AttendWork& w, const Scratch& scratch, int partition, int begin, int end, float* partial) {
-    if (KIND == KV_FP32 || w.tokens * w.group <= DIRECT_QUERIES) compute_blocks<KIND, true>(w, scratch, partition, begin, end, partial);
-    else compute_blocks<KIND, false>(w, scratch, partition, begin, end, partial);
+static void compute_pages(const AttendWork& w, const Scratch& scratch, int partition, int begin, int end) {
+    if (KIND == KV_FP32 || w.queries_per_head() <= ATTEND_DIRECT) compute_blocks<KIND, true>(w, scratch, partition, begin, end);
+    else compute_blocks<KIND, false>(w, scratch, partition, begin, end);
 }
 
-// One partition for all queries of the unit: partial[query] = maximum, sum, ..., acc. A query that sees nothing of it has sum 0.
-static uint64_t compute_partition(const AttendWork& w, const Scratch& scratch, int partition, float* partial) {
-    const int queries = w.tokens * w.group, dims = w.kv->head_dim, base = partition * PARTITION_TOKENS;
+// One partition for all queries of the unit: scratch.partial[query] = maximum, sum, ..., acc. A query that sees nothing of it has sum 0.
+static uint64_t compute_partition(const AttendWork& w, const Scratch& scratch, int partition) {
+    const int queries = w.queries(), dims = w.kv->head_dim, base = partition * PARTITION_TOKENS;
     const int begin = visible(w, 0, partition).begin, end = visible(w, w.tokens - 1, partition).end;
-    for (int64_t i = 0; i < queries * static_cast<int64_t>(dims + HEADER); i += 8) store8(partial + i, splat(0.0f));
+    for (int64_t i = 0; i < queries * static_cast<int64_t>(dims + HEADER); i += 8) store8(scratch.partial + i, splat(0.0f));
     if (begin >= end) return UNBROKEN;
     const uint64_t broken = check_pages(w, base, begin, end);
     if (__builtin_expect(broken != UNBROKEN, 0)) return broken;
     switch (w.kv->kind) {
-        case KV_FP32: compute_pages<KV_FP32>(w, scratch, partition, begin, end, partial); break;
-        case KV_FP16: compute_pages<KV_FP16>(w, scratch, partition, begin, end, partial); break;
-        case KV_INT8: compute_pages<KV_INT8>(w, scratch, partition, begin, end, partial); break;
-        case KV_INT4: compute_pages<KV_INT4>(w, scratch, partition, begin, end, partial); break;
+        case KV_FP32: compute_pages<KV_FP32>(w, scratch, partition, begin, end); break;
+        case KV_FP16: compute_pages<KV_FP16>(w, scratch, partition, begin, end); break;
+        case KV_INT8: compute_pages<KV_INT8>(w, scratch, partition, begin, end); break;
+        case KV_INT4: compute_pages<KV_INT4>(w, scratch, partition, begin, end); break;
     }
     return UNBROKEN;
 }
@@ -312,40 +332,42 @@ static inline void finish(const float* total, KVKind kind, int dims, float* out)
 
 static uint64_t attend(const AttendWork& w, float* out, int64_t out_stride) {
     const Scratch scratch = divide_scratch(w);
-    const int queries = w.tokens * w.group, dims = w.kv->head_dim;
+    const int queries = w.queries(), dims = w.kv->head_dim;
     const int64_t stride = dims + HEADER;
     const int oldest = w.window > 0 ? most(0, w.first_position - w.window + 1) : 0;
     const int last = (w.first_position + w.tokens - 1) / PARTITION_TOKENS;
     uint64_t broken = UNBROKEN;
     scale_queries(w, scratch);
     for (int64_t i = 0; i < queries * stride; i += 8) store8(scratch.total + i, splat(0.0f));
-    for (int i = 0; i < w.before_partitions * w.group; ++i) combine(scratch.total + i % w.group * stride, w.before + i * stride, dims);
+    for (int i = 0, before = w.before_partitions * w.group; i < w.heads * before; ++i)
+        combine(scratch.total + (i / before * w.group + i % w.group) * stride, w.before + i * stride, dims);
     for (int partition = most(oldest / PARTITION_TOKENS, w.before_partitions); partition <= last && broken == UNBROKEN; ++partition) {
-        broken = compute_partition(w, scratch, partition, scratch.partial);
+        broken = compute_partition(w, scratch, partition);
         for (int q = 0; broken == UNBROKEN && q < queries; ++q) combine(scratch.total + q * stride, scratch.partial + q * stride, dims);
     }
-    for (int t = 0; t < w.tokens; ++t)
-        for (int h = 0; h < w.group; ++h) {
-            float* to = out + t * out_stride + static_cast<int64_t>(h) * dims;
-            if (broken == UNBROKEN)
-                finish(scratch.total + (t * w.group + h) * stride, w.kv->kind, dims, to);
-            else
-                for (int d = 0; d < dims; ++d) to[d] = 0.0f;
-        }
+    for (int q = 0; q < queries; ++q) {
+        const int64_t head = q / w.queries_per_head() * w.group + q % w.group;
+        float* to = out + w.token_of(q) * out_stride + head * dims;
+        if (broken == UNBROKEN)
+            finish(scratch.total + q * stride, w.kv->kind, dims, to);
+        else
+            for (int d = 0; d < dims; ++d) to[d] = 0.0f;
+    }
     return broken;
 }
 
 static uint64_t attend_partition(const AttendWork& w, int partition, float* partial) {
-    const Scratch scratch = divide_scratch(w);
+    Scratch scratch = divide_scratch(w);
+    scratch.partial = partial;
     scale_queries(w, scratch);
-    return compute_partition(w, scratch, partition, partial);
+    return compute_partition(w, scratch, partition);
 }
 
 static uint64_t attend_shared(const AttendWork& w, int partition, float* const* out) {
     const Scratch scratch = divide_scratch(w);
     const int64_t floats = static_cast<int64_t>(w.group) * (w.kv->head_dim + HEADER);
     scale_queries(w, scratch);
-    const uint64_t broken = compute_partition(w, scratch, partition, scratch.partial);
+    const uint64_t broken = compute_partition(w, scratch, partition);
     for (int t = 0; t < w.tokens; ++t) __builtin_memcpy(out[t], scratch.partial + t * floats, static_cast<size_t>(floats) * sizeof(float));
     return broken;
 }

@@ -1,8 +1,8 @@
 // y = W x for weights in 8-bit or 4-bit groups of 32 and inputs in 8-bit groups of 32.
 //
 // A lane is an output row. Group after group: acc = fma(minimum, sum of the group's inputs as rounded, acc); the products are summed exactly
-// in integers and acc = fma(weight scale * input scale, sum, acc). Then the outliers, group after group: acc = fma(weight scale * outlier,
-// quant of its column, acc). Every output element therefore has one order, whatever the number of tokens or the tile that computes it (L13).
+// in integers and acc = fma(weight scale * input scale, sum, acc). Then the outliers, group after group: acc = fma(weight scale * quant of its
+// column, outlier, acc). Every output element therefore has one order, whatever the number of tokens or the tile that computes it (L13).
 // 4 bits: a 16-bit lane takes 16 products of at most 15 * 127 (30,480 < 32,768) before it must widen. 8 bits, several tokens: the quant
 // plus 128 is two such halves, 16 * high + low, and 128 times the sum of the inputs comes off in the end; exact all the same.
 #pragma once
@@ -220,29 +220,21 @@ static inline f8 column_q8(const uint8_t* w, int column) { return to_float8(sign
 // seams between a layer's streams. Measured: 40 % more bandwidth for a single token.
 constexpr int AHEAD_BYTES = 4096;
 
-// One entry of the list, for R row blocks.
-template <bool FOUR_BITS, int R>
-static inline void add_outlier(const Linear& w, const Outlier& o, const uint8_t* weights, const uint16_t* scales, f8 (&acc)[R]) {
-    constexpr int BYTES = FOUR_BITS ? Q4_BLOCK : Q8_BLOCK;
-    for (int r = 0; r < R; ++r) {
-        const int64_t group = static_cast<int64_t>(r) * w.groups + o.group;
-        const f8 quants = FOUR_BITS ? column_q4(weights + group * BYTES, o.column) : column_q8(weights + group * BYTES, o.column);
-        acc[r] = fma8(load_half8(scales + group * ROW_BLOCK) * splat(o.value), quants, acc[r]);
-    }
-}
-
-// What the dense part left out: acc += weight scale * outlier * quant, group after group.
+// What the dense part left out: acc += (weight scale * quant) * outlier, column after column of the list; the product in brackets is exact.
 template <bool FOUR_BITS, int R, int T>
-static inline void add_outliers(const Linear& w, const Outlier* listed, int count, int first_token, const uint8_t* weights,
+static inline void add_outliers(const Linear& w, const OutlierColumn* listed, int count, int lane, const uint8_t* weights,
                                 const uint16_t* scales, f8 (&acc)[T][R]) {
-    f8 only[R];  // of a single token: a sum that stays in registers
-    for (int r = 0; r < R; ++r) only[r] = acc[0][r];
-    for (const Outlier* o = listed; o != listed + count; ++o) {
-        const int t = o->token - first_token;
-        if (T < TOKEN_BLOCK && static_cast<unsigned>(t) >= static_cast<unsigned>(T)) continue;
-        add_outlier<FOUR_BITS, R>(w, *o, weights, scales, T == 1 ? only : acc[t]);
+    constexpr int BYTES = FOUR_BITS ? Q4_BLOCK : Q8_BLOCK;
+    for (const OutlierColumn* o = listed; o != listed + count; ++o) {
+        if (T < TOKEN_BLOCK && (o->tokens >> lane & ((1 << T) - 1)) == 0) continue;
+        for (int r = 0; r < R; ++r) {
+            const int64_t group = static_cast<int64_t>(r) * w.groups + o->group;
+            const f8 quants = FOUR_BITS ? column_q4(weights + group * BYTES, o->column) : column_q8(weights + group * BYTES, o->column);
+            const f8 weight = load_half8(scales + group * ROW_BLOCK) * quants;
+#pragma GCC unroll 8
+            for (int t = 0; t < T; ++t) acc[t][r] = settled(fma8(weight, splat(o->values[lane + t]), acc[t][r]));
+        }
     }
-    for (int r = 0; T == 1 && r < R; ++r) acc[0][r] = only[r];
 }
 
 // R row blocks from `block`, T tokens from `token`, all in one token block: out[t][r] = 8 rows of y. `cold`: the weights come from memory,
@@ -251,7 +243,7 @@ static inline void add_outliers(const Linear& w, const Outlier* listed, int coun
 template <PackFormat FORMAT, int R, int T>
 static __attribute__((noinline)) void quant_tile(const Linear& w, const Inputs& in, int token, int block, bool cold, f8 (&out)[T][R]) {
     constexpr bool FOUR_BITS = FORMAT == PACK_Q4 || FORMAT == PACK_Q4M;
-    constexpr int BYTES = FOUR_BITS ? Q4_BLOCK : Q8_BLOCK;
+    constexpr int BYTES = FOUR_BITS ? Q4_BLOCK : Q8_BLOCK, SCALES_AHEAD = AHEAD_BYTES / BYTES * ROW_BLOCK;
     const int groups = w.groups, token_block = token / TOKEN_BLOCK, lane = token % TOKEN_BLOCK;
     const int64_t weight_stride = static_cast<int64_t>(groups) * BYTES;
     const int64_t scale_stride = static_cast<int64_t>(groups) * ROW_BLOCK;
@@ -266,8 +258,11 @@ static __attribute__((noinline)) void quant_tile(const Linear& w, const Inputs& 
         for (int r = 0; r < R; ++r) acc[t][r] = splat(0.0f);
     for (int g = 0; g < groups; ++g) {
         if (cold) {
-            for (int r = 0; r < R; ++r)
+            for (int r = 0; r < R; ++r) {
                 for (int line = 0; line < BYTES; line += 64) __builtin_prefetch(weights + r * weight_stride + g * BYTES + line + AHEAD_BYTES);
+                __builtin_prefetch(scales + r * scale_stride + g * ROW_BLOCK + SCALES_AHEAD);
+                if (FORMAT == PACK_Q4M || FORMAT == PACK_Q8M) __builtin_prefetch(minimums + r * scale_stride + g * ROW_BLOCK + SCALES_AHEAD);
+            }
         }
         const int64_t at = first + g * TOKEN_BLOCK + lane;
         f8 group_scales[R], group_minimums[R];
@@ -284,10 +279,10 @@ static __attribute__((noinline)) void quant_tile(const Linear& w, const Inputs& 
         else
             dot_q8<R, T>(weights + g * BYTES, weight_stride, x + g * TOKEN_BLOCK * GROUP, in.quant_sums + at, take);
     }
+    add_outliers<FOUR_BITS, R, T>(w, in.outliers + first, in.outlier_counts[token_block], lane, weights, scales, acc);
 #pragma GCC unroll 8
     for (int t = 0; t < T; ++t)
         for (int r = 0; r < R; ++r) out[t][r] = acc[t][r];
-    add_outliers<FOUR_BITS, R, T>(w, in.outliers + first, in.outlier_counts[token_block], lane, weights, scales, out);
 }
 
 // A group's largest input stands apart when it is more than this many times the root mean square of the token's whole row: it is then left

@@ -196,9 +196,11 @@ def _check_reports(options: argparse.Namespace) -> None:
 def _plan_text(made: Plan, settings: AuditSettings) -> str:
     lines = [f"Plan for {settings.client.url} (nothing was generated)", ""]
     if made.guessed:
-        lines.append(f"  guessed, since {made.guessed}")
+        lines.append(f"  guessed, since {terminal.shown(made.guessed)}")
     lines += [
-        f"  {name:<20} {value}" for name, value in made.target.describe().items() if name in ("model", "engine", "context", "KV pool")
+        f"  {name:<20} {terminal.shown(value)}"
+        for name, value in made.target.describe().items()
+        if name in ("model", "engine", "context", "KV pool")
     ]
     lines += ["", f"  {'probe':<12} {'requests':>9} {'tokens':>10}  at most"]
     for probe, cost in made.parts:

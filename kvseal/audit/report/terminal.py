@@ -7,14 +7,15 @@ import textwrap
 from kvseal.audit.findings import Finding, ProbeResult, Report, Verdict
 
 _WIDTH = 110
+_MOST_CHARS = 2_000  # Of one line about the target.
 _MARKS = {Verdict.PASSED: "pass", Verdict.FOUND: "FOUND", Verdict.UNPROVEN: "open", Verdict.SKIPPED: "skip"}
 _COLOURS = {Verdict.PASSED: "32", Verdict.FOUND: "31;1", Verdict.UNPROVEN: "33", Verdict.SKIPPED: "2"}
 
 
 def render(report: Report, *, colour: bool = False) -> str:
     """Text that ends in a line break."""
-    lines = ["Audit of " + report.target.get("address", "?"), ""]
-    lines += [f"  {name:<20} {value}" for name, value in report.target.items() if name != "address"]
+    lines = ["Audit of " + shown(report.target.get("address", "?")), ""]
+    lines += [f"  {name:<20} {shown(value)[:_MOST_CHARS]}" for name, value in report.target.items() if name != "address"]
     lines.append("")
     for result in report.results:
         lines += _result(result, colour)
@@ -39,9 +40,9 @@ def _result(result: ProbeResult, colour: bool) -> list[str]:
 def _finding(finding: Finding) -> list[str]:
     lines = _wrap(f"** {finding.grade.upper()} [{finding.rule}] {finding.title} ({finding.confidence})", "       ")
     lines += _wrap(finding.proof, "          ")
-    for shown in finding.exhibits[:2]:
-        about = f"{shown.request}{' (' + shown.what + ')' if shown.what else ''} -> {shown.came_back}"
-        lines += _wrap(f"evidence: {about}{' id ' + shown.server_id if shown.server_id else ''}", "          ")
+    for exhibit in finding.exhibits[:2]:
+        about = f"{exhibit.request}{' (' + exhibit.what + ')' if exhibit.what else ''} -> {exhibit.came_back}"
+        lines += _wrap(f"evidence: {about}{' id ' + exhibit.server_id if exhibit.server_id else ''}", "          ")
     if finding.remedy:
         lines += _wrap(f"remedy: {finding.remedy}", "          ")
     if finding.sources:
@@ -53,9 +54,14 @@ def _points(name: str, points: list[str]) -> list[str]:
     return [line for point in points for line in _wrap(f"{name}: {point}", "       ")]
 
 
+def shown(text: str) -> str:
+    """`text` without what a terminal would obey (a stranger's model name may hold escape sequences): such characters are spelled out."""
+    return "".join(char if char.isprintable() else " " if char.isspace() else f"\\x{ord(char):02x}" for char in text)
+
+
 def _wrap(text: str, indent: str) -> list[str]:
     return textwrap.wrap(
-        text, _WIDTH, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False, break_long_words=False
+        shown(text), _WIDTH, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False, break_long_words=False
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import datetime
 from html.parser import HTMLParser
 from urllib.parse import urlsplit
@@ -30,6 +31,18 @@ def test_html_holds_no_markup_of_a_stranger() -> None:
     page = html.render(_report())
     assert "<script" not in page and "javascript:alert(1)" in page and 'href="javascript' not in page
     assert "Content-Security-Policy" in page and page.count("<svg") == 2
+
+
+def test_a_terminal_obeys_no_stranger() -> None:
+    """Model names, ids and messages may hold escape sequences, bells, and marks that turn the direction of writing."""
+    report = _report()
+    report.target["model"] = "a\x1b[2J\r\n\x9b\u202eb" + "x" * 100_000
+    finding = report.results[0].findings[0]
+    bad = replace(finding, proof="p\x1b]0;title\x07", exhibits=(Exhibit("r", "w", "\x1b[31m", "id\x1b"),))
+    report.results[0].findings = [bad]
+    said = terminal.render(report)
+    assert all(char.isprintable() or char == "\n" for char in said) and len(said) < 20_000
+    assert "a\\x1b[2J  \\x9b\\x202eb" in said and "\\x1b[31m" in said
 
 
 def test_html_fetches_nothing() -> None:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from kvseal.core.errors import LawBroken
 from kvseal.core.ids import SCOPE_BYTES, Scope
 from kvseal.core.laws import Law
+from kvseal.kv import runs
 from kvseal.kv.geometry import KVGeometry
 from kvseal.kv.seal import SEAL_BYTES, SEAL_DTYPE, SEAL_MAGIC
 
@@ -72,6 +73,8 @@ class Ledger:
 
     def require_current(self, stamps: array[int]) -> None:
         """Compares every nonce before anything is done with the pages (L3)."""
+        if len(stamps) > 2 * runs.FEW_PAGES and runs.are_current(self, stamps):
+            return
         nonce_at, pairs = self.nonce_at, iter(stamps)
         try:
             for page, nonce in zip(pairs, pairs, strict=True):
@@ -91,8 +94,10 @@ class Ledger:
 
     def require_sealed_run(self, pages: array[int], scope_words: tuple[int, int], first_ordinal: int) -> None:
         """`require_sealed` for pages with consecutive ordinals; a call for each page would cost more than its comparisons."""
-        state_at, scope_at, ordinal_at = self.state_at, self.scope_at, self.ordinal_at
         sealed, (first_word, second_word) = int(PageState.SEALED), scope_words
+        if len(pages) > runs.FEW_PAGES and runs.are_sealed(self, pages, sealed, scope_words, first_ordinal):
+            return
+        state_at, scope_at, ordinal_at = self.state_at, self.scope_at, self.ordinal_at
         for ordinal, page in enumerate(pages, first_ordinal):
             ours = scope_at[2 * page] == first_word and scope_at[2 * page + 1] == second_word
             if not ours or state_at[page] != sealed or ordinal_at[page] != ordinal:

@@ -180,6 +180,22 @@ class KVManager:
         grant.room_tokens += new_pages * self._page_tokens
         return True
 
+    def grow_each(self, grants: Sequence[Grant]) -> bool:
+        """`grow` for many, each by the token after its valid ones; or False, and nothing has changed."""
+        full = [grant for grant in grants if grant.table.valid_tokens >= grant.room_tokens]
+        if len(full) > self.pool.free_pages:
+            if len(full) > self.available_pages:
+                return False
+            self._make_room(len(full))
+        size, served = self._page_tokens, self.capacity.served_context_tokens
+        for grant in full:
+            if not grant.open or grant.room_tokens >= served:
+                self.grow(grant, grant.room_tokens + 1)
+            stamps = grant.table.stamps
+            stamps.extend(self.pool.extend_one(grant.lease))
+            grant.room_tokens += size
+        return True
+
     def commit(self, grant: Grant, tokens: Sequence[int], end_tokens: int, page_digests: Sequence[bytes] = ()) -> None:
         """After a whole forward, which computed `tokens` at the positions from `valid_tokens` to `end_tokens`: they are valid now.
 
@@ -219,11 +235,13 @@ class KVManager:
         size = self._page_tokens
         for grant, start, token, digests in zip(grants, starts, tokens, page_digests, strict=True):
             table, end = grant.table, start + 1
-            if digests or table.valid_tokens != start or end > grant.room_tokens or not end % size:
-                self.commit(grant, (token,), end, digests)
+            if table.valid_tokens != start or end > grant.room_tokens or len(digests) != (not end % size):
+                self.commit(grant, (token,), end, digests)  # refuses
             else:
                 table.valid_tokens = end
                 grant.tokens.append(token)
+                if digests:
+                    self._seal_one(grant, end, digests[0])
 
     def trim(self, grant: Grant, tokens: int) -> int:
         """Takes back the tokens from position `tokens` on; returns how many are valid now: a page is written once, front to back, so
@@ -332,13 +350,10 @@ class KVManager:
 
     def _seal_one(self, grant: Grant, end_tokens: int, digest: bytes) -> None:
         """`_seal` for the page that decoding has just filled."""
-        page, nonce = self.pool.seal_one(grant.lease, grant.pin, digest)
-        size = self._page_tokens
-        run = grant.tokens[end_tokens - size :].tobytes()
-        at = 2 * (end_tokens // size)
-        parent = grant.table.stamps[at - 4] if at > 2 else None
-        if not self.cache.publish_one(grant.pin, parent, run, page, nonce):
-            self._publish(grant, at // 2 - 1, array("Q", (page, nonce)), (digest,))
+        page = end_tokens // self._page_tokens - 1
+        run = grant.tokens[end_tokens - self._page_tokens :].tobytes()
+        if not page or not self.cache.seal_one(grant.lease, grant.pin, grant.table.stamps[2 * page - 2], run, digest):
+            self._publish(grant, page, array("Q", self.pool.seal_one(grant.lease, grant.pin, digest)), (digest,))
 
     def _seal(self, grant: Grant, first_page: int, digests: Sequence[bytes]) -> None:
         self._publish(grant, first_page, self.pool.seal(grant.lease, grant.pin, digests), digests)

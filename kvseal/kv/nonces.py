@@ -36,12 +36,20 @@ class NonceSource:
             self._refill()
         return self._ready.pop()
 
+    def take(self, count: int) -> list[int]:
+        """What so many calls of `next` would give."""
+        while len(self._ready) < count:
+            self._refill()
+        taken = self._ready[: -count - 1 : -1]
+        del self._ready[-count:]
+        return taken
+
     def _refill(self) -> None:
         counters = np.arange(self._counter, self._counter + self._batch, dtype=np.uint64)
         self._counter += self._batch
         words = encrypt(counters, self._round_keys)
         # 0 means "not handed out" in the ledger; exactly one counter value maps to it.
-        self._ready = words[words != 0][::-1].tolist()
+        self._ready = words[words != 0][::-1].tolist() + self._ready
 
 
 def round_keys(key: bytes) -> tuple[int, ...]:

@@ -23,10 +23,12 @@ import numpy.typing as npt
 from kvseal.core.errors import LawBroken
 from kvseal.core.ids import Scope
 from kvseal.core.laws import Law
+from kvseal.kv import runs
 from kvseal.kv.geometry import KVGeometry
 from kvseal.kv.handles import Handle, Lease, Pin, Ticket
 from kvseal.kv.ledger import Ledger, PageState, audit, compare_with_seals
 from kvseal.kv.nonces import NonceSource
+from kvseal.kv.runs import pages_of
 
 DIGEST_BYTES = 16
 _FREE, _LEASED, _SEALED, _DRAINING, _QUARANTINED = (int(state) for state in PageState)
@@ -86,23 +88,35 @@ class PagePool:
         top = self._counts[_FREE]
         if pages > top:
             return None
-        ledger, held, (low, high) = self.ledger, lease.stamps, lease.scope_words
-        scope_at, free_at, next_nonce, first = ledger.scope_at, self._free_at, self._nonces.next, len(held)
+        if pages == 1:
+            return array("Q", self.extend_one(lease))
+        taken, nonces = self._free[top - pages : top][::-1].astype(np.intp), self._nonces.take(pages)
         self._counts[_FREE] -= pages
         self._counts[_LEASED] += pages
-        for place in range(top - 1, top - 1 - pages, -1):
-            page, nonce = free_at[place], next_nonce()
-            ledger.state_at[page] = _LEASED
-            ledger.nonce_at[page] = nonce
-            ledger.holder_at[page] = lease.holder
-            ledger.filled_at[page] = 0
-            ledger.ordinal_at[page] = lease.next_ordinal
-            scope_at[2 * page] = low
-            scope_at[2 * page + 1] = high
-            lease.next_ordinal += 1
-            held.append(page)
-            held.append(nonce)
-        return held[first:]
+        fresh = runs.hand_out(self.ledger, taken, nonces, _LEASED, lease.holder, lease.next_ordinal, lease.scope_words)
+        lease.next_ordinal += pages
+        lease.stamps.extend(fresh)
+        return fresh
+
+    def extend_one(self, lease: Lease) -> tuple[int, int]:
+        """`extend` by one page, of which there must be one: nearly every call there is. Returns page and nonce."""
+        self._require_open(lease)
+        ledger, counts, (low, high) = self.ledger, self._counts, lease.scope_words
+        if not counts[_FREE]:
+            raise LawBroken(Law.L2, "a page is taken where none is free")
+        counts[_FREE] -= 1
+        counts[_LEASED] += 1
+        page, nonce = self._free_at[counts[_FREE]], self._nonces.next()
+        ledger.state_at[page] = _LEASED
+        ledger.nonce_at[page] = nonce
+        ledger.holder_at[page] = lease.holder
+        ledger.filled_at[page] = 0
+        ledger.ordinal_at[page] = lease.next_ordinal
+        ledger.scope_at[2 * page] = low
+        ledger.scope_at[2 * page + 1] = high
+        lease.next_ordinal += 1
+        lease.stamps.extend((page, nonce))
+        return page, nonce
 
     def commit(self, lease: Lease, page: int, filled: int) -> None:
         """Records that `filled` slots of a page are written in every layer. Raises `LawBroken` (L4, L5)."""
@@ -125,37 +139,38 @@ class PagePool:
         self._require_current(sealed)
         self._counts[_LEASED] -= pages
         self._counts[_SEALED] += pages
-        for page, digest in zip(sealed[::2], digests, strict=True):
-            self._seal_page(page, digest)
+        runs.seal(self.ledger, pages_of(sealed), digests, _SEALED, self._page_tokens)
         del lease.stamps[: 2 * pages]
         pin.stamps.extend(sealed)
         return sealed
 
-    def seal_one(self, lease: Lease, pin: Pin, digest: bytes) -> tuple[int, int]:
-        """`seal` for the first page of a lease alone; returns its page and nonce."""
-        self._require_open(lease)
-        self._require_open(pin)
-        ledger, held = self.ledger, lease.stamps
-        if not held or lease.scope != pin.scope or len(digest) != DIGEST_BYTES:
+    def seal_one(self, lease: Lease, pin: Pin, digest: bytes, parent_page: int | None = None) -> tuple[int, int]:
+        """`seal` for one page; returns it and its nonce. With `parent_page` the prefix cache holds it from now on, behind that one."""
+        if not (lease.open and pin.open):
+            raise LawBroken(Law.L2, "a page is sealed through a handle that was released")
+        ledger, held, (low, high) = self.ledger, lease.stamps, pin.scope_words
+        if not held or lease.scope_words != pin.scope_words or len(digest) != DIGEST_BYTES:
             raise LawBroken(Law.L7, "sealing needs a 16-byte digest, a leased page, and a pin of the same scope")
-        page, nonce = held[0], held[1]
+        page, nonce = held[:2]
         if ledger.nonce_at[page] != nonce:
             raise LawBroken(Law.L3, f"the stamp of page {page} is not its current hand-out")
+        if parent_page is not None:
+            if ledger.scope_at[2 * page] != low or ledger.scope_at[2 * page + 1] != high:
+                raise LawBroken(Law.L4, f"page {page} belongs to another scope")
+            if ledger.ordinal_at[page] != ledger.ordinal_at[parent_page] + 1:
+                raise LawBroken(Law.L6, f"page {page} has ordinal {ledger.ordinal_at[page]} and cannot follow page {parent_page}")
+            ledger.cached_at[page] = 1
         self._counts[_LEASED] -= 1
         self._counts[_SEALED] += 1
-        self._seal_page(page, digest)
-        del held[:2]
-        pin.stamps.append(page)
-        pin.stamps.append(nonce)
-        return page, nonce
-
-    def _seal_page(self, page: int, digest: bytes) -> None:
-        ledger = self.ledger
         ledger.state_at[page] = _SEALED
         ledger.filled_at[page] = self._page_tokens
         ledger.holder_at[page] = 0
         ledger.pins_at[page] = 1
         pack_into("16s", ledger.digest_at, DIGEST_BYTES * page, digest)
+        del held[:2]
+        pin.stamps.append(page)
+        pin.stamps.append(nonce)
+        return page, nonce
 
     def give_up(self, lease: Lease, keep_pages: int, next_ordinal: int) -> None:
         """Releases all but the first `keep_pages` pages of a lease (trim); it goes on with `next_ordinal`."""
@@ -215,21 +230,8 @@ class PagePool:
 
     def enter_cache(self, stamps: array[int]) -> None:
         """The prefix cache now holds these sealed, pinned pages; they stay sealed when the last pin is gone."""
-        cached_at, pins_at = self.ledger.cached_at, self.ledger.pins_at
-        for page in stamps[::2]:
-            if cached_at[page] or not pins_at[page]:
-                raise LawBroken(Law.L2, f"page {page} enters the prefix cache twice, or with nobody holding it")
-            cached_at[page] = 1
-
-    def enter_cache_one(self, page: int, nonce: int, scope_words: tuple[int, int], parent_page: int) -> None:
-        """`require_sealed` and `enter_cache` for one page that follows `parent_page`."""
-        ledger = self.ledger
-        if ledger.nonce_at[page] != nonce:
-            raise LawBroken(Law.L3, f"the stamp of page {page} is not its current hand-out")
-        ledger.require_sealed(page, scope_words, ledger.ordinal_at[parent_page] + 1)
-        if ledger.cached_at[page] or not ledger.pins_at[page]:
-            raise LawBroken(Law.L2, f"page {page} enters the prefix cache twice, or with nobody holding it")
-        ledger.cached_at[page] = 1
+        if not runs.enter_cache(self.ledger, pages_of(stamps)):
+            raise LawBroken(Law.L2, "a page enters the prefix cache twice, or with nobody holding it")
 
     def leave_cache(self, stamps: array[int]) -> None:
         """The prefix cache has let go of these pages; those that nobody pins go back."""

@@ -15,7 +15,7 @@ from kvseal.core.errors import LawBroken
 from kvseal.core.ids import Scope
 from kvseal.core.laws import Law
 from kvseal.kv.feed import CacheFeed
-from kvseal.kv.handles import Pin
+from kvseal.kv.handles import Lease, Pin
 from kvseal.kv.pool import PagePool
 from kvseal.kv.prefix_key import PackedTokens
 from kvseal.kv.radix import Node, RadixTree
@@ -59,13 +59,13 @@ class PrefixCache:
             self.feed.published(pin.scope, parent_page, run, known + fresh)
         return known
 
-    def publish_one(self, pin: Pin, parent_page: int | None, run: bytes, page: int, nonce: int) -> bool:
-        """`publish` for one page that goes on where its parent's run ends: nearly every page that decoding fills. False, and nothing has
-        changed, where the tree has another shape."""
+    def seal_one(self, lease: Lease, pin: Pin, parent_page: int, run: bytes, digest: bytes) -> bool:
+        """Seals and publishes the first page of a lease where it goes on at the end of its parent's run: nearly every page that decoding
+        fills. False, and nothing has changed, where the tree has another shape."""
         home = self.tree.tip(pin.scope, parent_page)
-        if home is None or parent_page is None:
+        if home is None:
             return False
-        self._pool.enter_cache_one(page, nonce, pin.scope_words, parent_page)
+        page, nonce = self._pool.seal_one(lease, pin, digest, parent_page)
         self.tree.append_one(home, run, page, nonce)
         if self.feed is not None:
             self.feed.published(pin.scope, parent_page, run, array("Q", (page, nonce)))

@@ -10,10 +10,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 
+import numpy as np
+import numpy.typing as npt
+
 from kvseal.core.errors import LawBroken
 from kvseal.core.ids import Scope
 from kvseal.core.laws import Law
 from kvseal.kv.prefix_key import TOKEN_BYTES
+from kvseal.kv.runs import FEW_PAGES, pages_of
 
 
 class Node:
@@ -43,7 +47,8 @@ class RadixTree:
     def __init__(self, page_tokens: int, total_pages: int) -> None:
         self._page_bytes = page_tokens * TOKEN_BYTES
         self._roots: dict[Scope, Node] = {}
-        self._homes: list[Node | None] = [None] * total_pages
+        self._homes: npt.NDArray[np.object_] = np.full(total_pages, None, dtype=object)
+        """The node of each page, or None."""
         self.pages = 0
         self.node_count = 0
         """Without roots."""
@@ -55,7 +60,8 @@ class RadixTree:
 
     def home(self, page: int) -> Node | None:
         """The node that holds this page."""
-        return self._homes[page]
+        home: Node | None = self._homes[page]
+        return home
 
     def match(self, scope: Scope, run: bytes, pages: int) -> array[int]:
         """Stamps of the longest cached prefix of the first `pages` pages of `run`. Reads only."""
@@ -100,9 +106,9 @@ class RadixTree:
             break
         return known
 
-    def tip(self, scope: Scope, page: int | None) -> Node | None:
+    def tip(self, scope: Scope, page: int) -> Node | None:
         """The node of this scope that ends with this page and has nothing below it."""
-        node = self._homes[page] if page is not None else None
+        node: Node | None = self._homes[page]
         if node is None or node.children or node.stamps[-2] != page or node.scope != scope:
             return None
         return node
@@ -163,7 +169,7 @@ class RadixTree:
             if root is None:
                 root = self._roots[scope] = Node(scope, None, b"", array("Q"))
             return root, 0
-        node = self._homes[parent_page]
+        node: Node | None = self._homes[parent_page]
         if node is None or node.scope != scope:
             raise LawBroken(Law.L4, f"page {parent_page} is not in the tree of this scope")
         return node, self._offset(node, parent_page) + 1
@@ -217,10 +223,14 @@ class RadixTree:
             node = child
         self._settle(node, stamps)
 
-    def _settle(self, node: Node, stamps: array[int]) -> None:
+    def _settle(self, node: Node | None, stamps: array[int]) -> None:
+        """These pages are in that node from now on."""
         homes = self._homes
-        for page in stamps[::2]:
-            homes[page] = node
+        if len(stamps) > 2 * FEW_PAGES:
+            homes[pages_of(stamps)] = node
+        else:
+            for page in stamps[::2]:
+                homes[page] = node
 
     def _cut(self, node: Node, offset: int) -> array[int]:
         gone = node.stamps[2 * offset :]
@@ -236,8 +246,7 @@ class RadixTree:
             node.stamps, node.run = node.stamps[: 2 * offset], node.run[: offset * self._page_bytes]
         else:
             self._unlink(node)
-        for page in gone[::2]:
-            self._homes[page] = None
+        self._settle(None, gone)
         self.pages -= len(gone) // 2
         return gone
 

@@ -199,8 +199,7 @@ class Scheduler:
                 self._break(sequence, out.broken)
             else:
                 self._advance(sequence, row, out)
-        self._flight = []
-        self._flown = None
+        self._flight, self._flown = [], None
         return self.take_events()
 
     # --- rows ---
@@ -210,6 +209,7 @@ class Scheduler:
         decoding = len(self._running) - self._prefilling
         left = self._step_size.tokens(len(self._running), decoding) - decoding
         claims = self._current_decoders().due()
+        claims = [] if self._kv.grow_each([sequence.grant for sequence in claims]) else claims
         if self._prefilling:
             claims = sorted((*claims, *(one for one in self._running if type(one.state) is Prefilling)), key=_KEY)
         chunks: list[tuple[Sequence, int]] = []

@@ -125,7 +125,7 @@ async def _models(client: Client) -> Reply:
     """What /models says. A server that still loads its model answers 503: it is waited for as long as a request may take."""
     until_s = time.monotonic() + client.settings.timeout_s
     while True:
-        reply = await client.get("/models")
+        reply = await client.get("/models", timeout_s=client.settings.timeout_s)
         left_s = until_s - time.monotonic()
         if reply.status not in (429, 503) or left_s <= 0:
             return reply

@@ -177,3 +177,28 @@ def test_a_silent_neighbour_is_found_when_it_is_a_habit(rounds: int, alone_s: fl
     _judge_silent(result, [Answer(Ask("x"), End.TIMEOUT, total_s=20.0)] * rounds, [alone_s, alone_s])
     assert [finding.grade for finding in result.findings] == [Grade.HANG] * found
     assert bool(result.unproven) is not found
+
+
+def test_what_was_shown_before_the_budget_ended_stands() -> None:
+    report = _audit(Standin("", 1, Traits()).handle, only=("leak",), allowance=Allowance(requests=80))
+    leak = report.results[0]
+    assert any("planted canaries held none of them" in text for text in leak.proved) and "not finished" in str(leak.unproven)
+
+
+def test_answers_that_no_probe_could_hear_are_heard_at_the_end() -> None:
+    """Each request is answered with the prompts of all before it; the budget ends before the first crowd is looked at."""
+    said: list[str] = []
+    standin = Standin("", 1, Traits())
+
+    async def handler(http: Exchange) -> None:
+        if http.path != "/v1/completions" or b"code words are" not in http.body:
+            await standin.handle(http)
+            return
+        answer = " ".join(said)
+        said.append(str(http.json["prompt"])[:120])
+        choice = {"text": answer, "finish_reason": "length"}
+        await http.reply(200, {"id": str(len(said)), "choices": [choice], "usage": {"prompt_tokens": 9, "completion_tokens": 9}})
+
+    report = _audit(handler, only=("leak",), allowance=Allowance(requests=60))
+    assert "not finished" in str(report.results[0].unproven)
+    assert any(finding.rule == "leak.canary" for finding in report.findings)

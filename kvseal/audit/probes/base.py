@@ -51,6 +51,7 @@ class Scene:
     floor_known: bool = False
     alone_s: float = 0.0  # A small request on the idle server, for judging hangs.
     notes: list[str] = field(default_factory=list)
+    heard: set[int] = field(default_factory=set)  # Numbers of the answers in which canaries were searched.
 
     def ask(
         self,
@@ -82,9 +83,12 @@ class Scene:
         return (tenant + 1) % max(1, self.tenants)
 
     def listen(self, answers: list[Answer], result: ProbeResult) -> list[Hit]:
-        """Searches answers for canaries of anyone else and records a finding for the first one."""
+        """Searches answers, each once, for canaries of anyone else and records a finding for the first one."""
         hits: list[Hit] = []
         for answer in answers:
+            if answer.number in self.heard:
+                continue
+            self.heard.add(answer.number)
             alternatives = [[step.token, *(token for token, _ in step.top)] for step in answer.steps]
             prompt = answer.ask.prompt if isinstance(answer.ask.prompt, str) else ""
             for hit in self.aviary.search(f"{answer.text} {answer.error_message}", alternatives, prompt):

@@ -75,18 +75,24 @@ async def run(scene: Scene, result: ProbeResult) -> None:
         return
     _judge_unsteady(result, known)
     heard = compared = 0
-    for _ in range(_rounds(scene.depth)):
-        asks, answers = await _crowd(scene, known)
-        heard += sum(answer.ok for answer in answers)
-        scene.listen(answers, result)
-        compared += _judge(scene, result, known, asks, answers, beside=True)
-        after, late = await _afterwards(scene, known)
-        heard += sum(answer.ok for answer in late)
-        scene.listen(late, result)
-        compared += _judge(scene, result, known, after, late, beside=False)
-        if any(finding.grade is Grade.LEAK for finding in result.findings):
-            break
-    if not result.findings:
+    try:
+        for _ in range(_rounds(scene.depth)):
+            asks, answers = await _crowd(scene, known)
+            heard += sum(answer.ok for answer in answers)
+            scene.listen(answers, result)
+            compared += _judge(scene, result, known, asks, answers, beside=True)
+            after, late = await _afterwards(scene, known)
+            heard += sum(answer.ok for answer in late)
+            scene.listen(late, result)
+            compared += _judge(scene, result, known, after, late, beside=False)
+            if any(finding.grade is Grade.LEAK for finding in result.findings):
+                break
+    finally:  # A budget that ends in the middle takes away nothing of what was shown before.
+        _conclude(scene, result, known, heard, compared)
+
+
+def _conclude(scene: Scene, result: ProbeResult, known: list[_Known], heard: int, compared: int) -> None:
+    if heard and not result.findings:
         result.proved.append(
             f"{heard} answers beside and after {len(scene.aviary.canaries)} planted canaries held none of them (a leak in more than"
             f" {100 * zero_upper_bound(heard):.1f} % of such answers would have shown, 95 % sure)"

@@ -19,6 +19,7 @@ _GOOD_ENDS = ("stop", "length", "tool_calls", "content_filter", "function_call",
 def review(scene: Scene) -> ProbeResult:
     """Looks through every answer of the audit, of whichever probe."""
     result = ProbeResult("answers", TITLE)
+    scene.listen(scene.client.answers, result)  # Those that a probe could not hear because its budget ended.
     owners: dict[str, Answer] = {}
     streams = whole = 0
     for answer in scene.client.answers:

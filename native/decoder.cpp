@@ -11,14 +11,10 @@
 namespace kvseal {
 namespace {
 
-constexpr int FEW_TOKENS = 4;    // sharing out so few costs more than it gains
 constexpr int UNIT_BLOCKS = 4;   // row blocks of a linear unit
 constexpr int UNIT_ROWS = UNIT_BLOCKS * ROW_BLOCK;
 constexpr int UNIT_TOKENS = 64;  // tokens of a linear unit
 constexpr int HEAD_BLOCKS = 32;  // row blocks of a unit of the output projection
-constexpr int ROWS_PER_THREAD = 4;
-constexpr int PARTIAL_HEADER = AttendScratch::HEADER;
-constexpr int64_t COMPANY_FLOATS = 16 << 20;  // partials of shared partitions, at most
 
 int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
@@ -156,7 +152,9 @@ void Decoder::prepare(const Step& step) {
             hidden_slot_[t] = i >= row.count - step.hidden_counts[r] ? slot++ : -1;
         }
     }
+    hidden_tokens_ = slot;
     guard_.begin(step.rows, step.ledger_nonces);
+    rows_ = step.rows;
     const auto fit = [n](std::vector<float>& v, int width) {
         if (v.size() < n * static_cast<size_t>(width)) v.resize(n * static_cast<size_t>(width));
     };
@@ -171,38 +169,6 @@ void Decoder::prepare(const Step& step) {
     attended_.resize(tokens_);
     act_.resize(tokens_);
     plan_attention();
-}
-
-void Decoder::plan_attention() {
-    attend_units_.clear();
-    company_.clear();
-    const int group = m_.heads / m_.kv_heads, block = attend_block_tokens(group);
-    // Where there are rows enough for all threads, a decoding row reads its pages once for all heads.
-    const int side_by_side = static_cast<int>(step_->rows.size()) >= ROWS_PER_THREAD * team_.size() ? attend_side_by_side(m_.kv_heads, group) : 1;
-    int64_t partial = 0;
-    for (size_t r = step_->rows.size(); r-- > 0;) {
-        const Row& row = step_->rows[r];
-        const int last = row.start + row.count - 1;
-        // Few queries over a long past: one unit per partition, so that several threads can work on one row. Same sums either way.
-        if (tokens_ <= FEW_TOKENS && last >= PARTITION_TOKENS) {
-            for (int t = 0; t < row.count; ++t)
-                for (int head = 0; head < m_.kv_heads; ++head)
-                    for (int p = 0; p <= (row.start + t) / PARTITION_TOKENS; ++p) {
-                        attend_units_.push_back({static_cast<int>(r), head, 1, t, 1, p, partial});
-                        partial += static_cast<int64_t>(group) * (m_.head_dim + PARTIAL_HEADER);
-                    }
-            continue;
-        }
-        const int heads = row.count == 1 ? side_by_side : 1;
-        for (int t = (row.count - 1) / block * block; t >= 0; t -= block)  // the longest first
-            for (int head = 0; head < m_.kv_heads; head += heads)
-                attend_units_.push_back({static_cast<int>(r), head, std::min(heads, m_.kv_heads - head), t, std::min(block, row.count - t), -1, 0});
-    }
-    if (tokens_ > FEW_TOKENS) {
-        company_.plan(step_->rows, kv_, group, block, COMPANY_FLOATS);
-        partial = company_.floats();
-    }
-    if (partials_.size() < static_cast<size_t>(partial)) partials_.resize(static_cast<size_t>(partial));
 }
 
 // Work per token: too little to share out when there are few.
@@ -224,34 +190,51 @@ void Decoder::each_block(int tokens, Activations& to, Body&& body) {
 }
 
 void Decoder::run_layers() {
-    const Inputs x = x_.inputs(), attended = attended_.inputs(), act = act_.inputs();
     each_token([&](int t) { embed(t); });
     for (int i = 0; i < m_.layers; ++i) {
-        const LayerParts& layer = layers_[static_cast<size_t>(i)];
-        each_block(tokens_, x_, [&](int t) { norm_into(t, layer.attn_norm, x_); });
+        each_block(tokens_, x_, [&](int t) { norm_into(t, layers_[static_cast<size_t>(i)].attn_norm, x_); });
         guard_.check_append(i);
-        next_is(&layer.o);
-        project_heads(layer, x);
-        each_token([&](int t) { finish_heads(i, t); });
-        guard_.advance(i);
-
+        if (i + 1 == m_.layers && hidden_tokens_ < tokens_) {
+            project_heads(i, {false, true});
+            guard_.advance(i);
+            narrow();
+            each_block(tokens_, x_, [&](int t) { norm_into(t, layers_[static_cast<size_t>(i)].attn_norm, x_); });
+            project_heads(i, {true, false});
+        } else {
+            project_heads(i, {true, true});
+            guard_.advance(i);
+        }
         attend(i);
         guard_.collect(i);
         each_block(tokens_, attended_, [&](int t) { finish_attention(t); });
-
-        const LinearPlan o{&layer.o, &attended, {hidden_.data(), m_.hidden_size, or_null(layer.o_bias), m_.residual_multiplier, true}};
-        next_is(&layer.gate);
-        team_.share(linear_units(layer.o), [&](int64_t unit, int) { linear_unit(o, unit); });
-        each_block(tokens_, x_, [&](int t) { norm_into(t, layer.mlp_norm, x_); });
-        next_is(&layer.down);
-        team_.share(linear_units(layer.gate), [&](int64_t unit, int thread) { gate_up_unit(layer, x, unit, thread); });
-        each_block(tokens_, act_, [&](int t) { round(t, act_); });
-        const LinearPlan down{&layer.down, &act, {hidden_.data(), m_.hidden_size, or_null(layer.down_bias), m_.residual_multiplier, true}};
-        next_is(i + 1 < m_.layers ? &layers_[static_cast<size_t>(i + 1)].q : &lm_head_);
-        team_.share(linear_units(layer.down), [&](int64_t unit, int) { linear_unit(down, unit); });
+        project_out(i);
     }
     each_token([&](int t) { finish_hidden(t); });
     next_is(nullptr);
+}
+
+// Of the last layer only keys and values are needed of all tokens: from there on, the step consists of those whose state is asked for.
+void Decoder::narrow() {
+    const int half = static_cast<int>(m_.inverse_frequencies.size());
+    const auto move = [](std::vector<float>& rows, int width, int from, int to) {
+        std::memmove(rows.data() + static_cast<int64_t>(to) * width, rows.data() + static_cast<int64_t>(from) * width, static_cast<size_t>(width) * 4);
+    };
+    int kept = 0;
+    for (size_t r = 0; r < rows_.size(); ++r) {
+        Row& row = rows_[r];
+        const int skipped = row.count - step_->hidden_counts[r], first = row.first_token + skipped;
+        row = {row.stamps, row.table_pages, {row.scope[0], row.scope[1]}, kept, row.count - skipped, row.start + skipped};
+        for (int i = 0; i < row.count; ++i, ++kept) {
+            move(hidden_, m_.hidden_size, first + i, kept);
+            move(cosines_, half, first + i, kept);
+            move(sines_, half, first + i, kept);
+            row_of_[static_cast<size_t>(kept)] = static_cast<int>(r);
+            position_of_[static_cast<size_t>(kept)] = row.start + i;
+            hidden_slot_[static_cast<size_t>(kept)] = kept;
+        }
+    }
+    tokens_ = kept;
+    plan_attention();
 }
 
 // What a worker may fetch while it waits: only for so few tokens that memory is the limit.
@@ -259,16 +242,36 @@ void Decoder::next_is(const Linear* layer) { ahead_.store(tokens_ <= FEW_TOKENS 
 
 // --- linear layers --------------------------------------------------------------------------------------------------------------------
 
-void Decoder::project_heads(const LayerParts& layer, const Inputs& x) {
-    const LinearPlan q{&layer.q, &x, {q_.data(), m_.heads * m_.head_dim, or_null(layer.q_bias), 1.0f, false}};
-    const LinearPlan k{&layer.k, &x, {key_.data(), m_.kv_heads * m_.head_dim, or_null(layer.k_bias), 1.0f, false}};
-    const LinearPlan v{&layer.v, &x, {value_.data(), m_.kv_heads * m_.head_dim, or_null(layer.v_bias), 1.0f, false}};
-    const int64_t q_units = linear_units(layer.q), k_units = linear_units(layer.k);
-    team_.share(q_units + k_units + linear_units(layer.v), [&](int64_t unit, int) {
+void Decoder::project_heads(int layer, Heads heads) {
+    const LayerParts& parts = layers_[static_cast<size_t>(layer)];
+    const Inputs x = x_.inputs();
+    const LinearPlan q{&parts.q, &x, {q_.data(), m_.heads * m_.head_dim, or_null(parts.q_bias), 1.0f, false}};
+    const LinearPlan k{&parts.k, &x, {key_.data(), m_.kv_heads * m_.head_dim, or_null(parts.k_bias), 1.0f, false}};
+    const LinearPlan v{&parts.v, &x, {value_.data(), m_.kv_heads * m_.head_dim, or_null(parts.v_bias), 1.0f, false}};
+    const int64_t q_units = heads.queries ? linear_units(parts.q) : 0, k_units = heads.keys ? linear_units(parts.k) : 0;
+    next_is(&parts.o);
+    team_.share(q_units + k_units + (heads.keys ? linear_units(parts.v) : 0), [&](int64_t unit, int) {
         if (unit < q_units) return linear_unit(q, unit);
         unit -= q_units;
         unit < k_units ? linear_unit(k, unit) : linear_unit(v, unit - k_units);
     });
+    each_token([&](int t) { finish_heads(layer, t, heads); });
+}
+
+// From what the heads have attended to into the residual stream, and through the feed-forward part.
+void Decoder::project_out(int layer) {
+    const LayerParts& parts = layers_[static_cast<size_t>(layer)];
+    const Inputs x = x_.inputs(), attended = attended_.inputs(), act = act_.inputs();
+    const LinearPlan o{&parts.o, &attended, {hidden_.data(), m_.hidden_size, or_null(parts.o_bias), m_.residual_multiplier, true}};
+    next_is(&parts.gate);
+    team_.share(linear_units(parts.o), [&](int64_t unit, int) { linear_unit(o, unit); });
+    each_block(tokens_, x_, [&](int t) { norm_into(t, parts.mlp_norm, x_); });
+    next_is(&parts.down);
+    team_.share(linear_units(parts.gate), [&](int64_t unit, int thread) { gate_up_unit(parts, x, unit, thread); });
+    each_block(tokens_, act_, [&](int t) { round(t, act_); });
+    const LinearPlan down{&parts.down, &act, {hidden_.data(), m_.hidden_size, or_null(parts.down_bias), m_.residual_multiplier, true}};
+    next_is(layer + 1 < m_.layers ? &layers_[static_cast<size_t>(layer + 1)].q : &lm_head_);
+    team_.share(linear_units(parts.down), [&](int64_t unit, int) { linear_unit(down, unit); });
 }
 
 int64_t Decoder::linear_units(const Linear& w) const {
@@ -332,44 +335,24 @@ void Decoder::round(int token, Activations& a) {
     if (a.want_quants) k_.quantise(a.values.data() + static_cast<int64_t>(token) * a.width, a.width, a.groups_of(token));
 }
 
-void Decoder::finish_heads(int layer, int token) {
-    const size_t l = static_cast<size_t>(layer);
-    const LayerParts& parts = layers_[l];
-    float* q = q_.data() + static_cast<int64_t>(token) * m_.heads * m_.head_dim;
-    float* k = key_.data() + static_cast<int64_t>(token) * m_.kv_heads * m_.head_dim;
-    const float* v = value_.data() + static_cast<int64_t>(token) * m_.kv_heads * m_.head_dim;
-    if (!parts.q_norm.empty())
-        for (int h = 0; h < m_.heads; ++h) k_.rms_norm(q + h * m_.head_dim, parts.q_norm.data(), m_.head_dim, m_.norm_eps, q + h * m_.head_dim);
-    if (!parts.k_norm.empty())
-        for (int h = 0; h < m_.kv_heads; ++h) k_.rms_norm(k + h * m_.head_dim, parts.k_norm.data(), m_.head_dim, m_.norm_eps, k + h * m_.head_dim);
-    if (m_.nope_layers.empty() || m_.nope_layers[l] == 0) {
-        const int half = static_cast<int>(m_.inverse_frequencies.size());
-        const float* cosines = cosines_.data() + static_cast<int64_t>(token) * half;
-        const float* sines = sines_.data() + static_cast<int64_t>(token) * half;
-        k_.rope(q, m_.heads, m_.head_dim, half, cosines, sines);
-        k_.rope(k, m_.kv_heads, m_.head_dim, half, cosines, sines);
-    }
+void Decoder::finish_heads(int layer, int token, Heads heads) {
+    const LayerParts& parts = layers_[static_cast<size_t>(layer)];
+    const int half = static_cast<int>(m_.inverse_frequencies.size());
+    const bool turned = m_.nope_layers.empty() || m_.nope_layers[static_cast<size_t>(layer)] == 0;
+    const auto finish = [&](float* all, int count, const Vector& norm) {
+        float* head = all + static_cast<int64_t>(token) * count * m_.head_dim;
+        for (int h = 0; !norm.empty() && h < count; ++h)
+            k_.rms_norm(head + h * m_.head_dim, norm.data(), m_.head_dim, m_.norm_eps, head + h * m_.head_dim);
+        const int64_t at = static_cast<int64_t>(token) * half;
+        if (turned) k_.rope(head, count, m_.head_dim, half, cosines_.data() + at, sines_.data() + at);
+    };
+    if (heads.queries) finish(q_.data(), m_.heads, parts.q_norm);
     const int r = row_of_[static_cast<size_t>(token)], position = position_of_[static_cast<size_t>(token)];
-    if (guard_.dead(r)) return;
-    const Row& row = step_->rows[static_cast<size_t>(r)];
-    k_.store_kv(kv_, static_cast<int64_t>(row.page(position / kv_.page_tokens)), layer, position % kv_.page_tokens, k, v);
-}
-
-void Decoder::finish_attention(int token) {
-    const int r = row_of_[static_cast<size_t>(token)], group = m_.heads / m_.kv_heads;
-    const Row& row = step_->rows[static_cast<size_t>(r)];
-    float* out = attended_.values.data() + static_cast<int64_t>(token) * attended_.width;
-    if (guard_.reported(r)) {
-        std::fill(out, out + attended_.width, 0.0f);
-    } else {
-        for (size_t u = 0; tokens_ <= FEW_TOKENS && u < attend_units_.size(); ++u) {
-            const AttendUnit& unit = attend_units_[u];
-            if (unit.row != r || unit.partition != 0 || row.first_token + unit.token != token) continue;
-            k_.attend_combine(partials_.data() + unit.partial, position_of_[static_cast<size_t>(token)] / PARTITION_TOKENS + 1, group,
-                              kv_.kind, m_.head_dim, out + static_cast<int64_t>(unit.kv_head) * group * m_.head_dim);
-        }
-    }
-    round(token, attended_);
+    if (!heads.keys || guard_.dead(r)) return;
+    finish(key_.data(), m_.kv_heads, parts.k_norm);
+    const int64_t at = static_cast<int64_t>(token) * m_.kv_heads * m_.head_dim;
+    k_.store_kv(kv_, static_cast<int64_t>(rows_[static_cast<size_t>(r)].page(position / kv_.page_tokens)), layer, position % kv_.page_tokens,
+                key_.data() + at, value_.data() + at);
 }
 
 void Decoder::finish_hidden(int token) {
@@ -380,64 +363,6 @@ void Decoder::finish_hidden(int token) {
 }
 
 // --- pages ----------------------------------------------------------------------------------------------------------------------------
-
-void Decoder::attend(int layer) {
-    if (!windowed(layer))
-        team_.share(static_cast<int64_t>(company_.units().size()),
-                    [&](int64_t unit, int thread) { attend_company(layer, thread, company_.units()[static_cast<size_t>(unit)]); });
-    team_.share(static_cast<int64_t>(attend_units_.size()),
-                [&](int64_t unit, int thread) { attend_unit(layer, thread, attend_units_[static_cast<size_t>(unit)]); });
-}
-
-AttendWork Decoder::attend_work(int layer, int thread, int row, int kv_head) {
-    AttendWork work;
-    work.kv = &kv_;
-    work.row = &step_->rows[static_cast<size_t>(row)];
-    work.layer = layer;
-    work.kv_head = kv_head;
-    work.group = m_.heads / m_.kv_heads;
-    work.window = m_.windows.empty() ? 0 : m_.windows[static_cast<size_t>(layer)];
-    work.scale = m_.attention_scale;
-    work.q = q_.data() + static_cast<int64_t>(kv_head) * work.group * m_.head_dim;
-    work.q_stride = static_cast<int64_t>(m_.heads) * m_.head_dim;
-    work.scratch = scratch_[static_cast<size_t>(thread)].data();
-    return work;
-}
-
-void Decoder::attend_unit(int layer, int thread, const AttendUnit& unit) {
-    const bool in_company = !windowed(layer) && company_.partitions(unit.row) > 0;
-    if (guard_.dead(unit.row) || (in_company && guard_.reported(unit.row))) return;
-    AttendWork work = attend_work(layer, thread, unit.row, unit.kv_head);
-    const int64_t token = work.row->first_token + unit.token;
-    work.first_position = work.row->start + unit.token;
-    work.tokens = unit.tokens;
-    work.heads = unit.heads;
-    work.q += token * work.q_stride;
-    if (in_company) {
-        work.before = partials_.data() + company_.partials(unit.row, unit.kv_head);
-        work.before_partitions = company_.partitions(unit.row);
-    }
-    float* out = attended_.values.data() + token * attended_.width + static_cast<int64_t>(unit.kv_head) * work.group * m_.head_dim;
-    const uint64_t key = unit.partition < 0 ? k_.attend(work, out, attended_.width)
-                                            : k_.attend_partition(work, unit.partition, partials_.data() + unit.partial);
-    if (key != UNBROKEN) guard_.report(unit.row, key);
-}
-
-void Decoder::attend_company(int layer, int thread, const Company::Unit& unit) {
-    const int* members = company_.members(unit);
-    int32_t places[ATTEND_QUERIES];
-    float* out[ATTEND_QUERIES];
-    AttendWork work = attend_work(layer, thread, members[0], unit.kv_head);
-    for (int i = 0; i < unit.count; ++i) {
-        places[i] = step_->rows[static_cast<size_t>(members[i])].first_token;
-        out[i] = partials_.data() + company_.partials(members[i], unit.kv_head) + unit.partition * company_.partition_floats();
-    }
-    work.tokens = unit.count;
-    work.first_position = (unit.partition + 1) * PARTITION_TOKENS - 1;  // from there on, a query sees all of the partition
-    work.places = places;
-    const uint64_t key = k_.attend_shared(work, unit.partition, out);
-    for (int i = 0; key != UNBROKEN && i < unit.count; ++i) guard_.report(members[i], key);
-}
 
 bool Decoder::seal_digests(const int32_t* pages, int count, uint8_t* folds) {
     for (int i = 0; i < count; ++i)

@@ -90,6 +90,10 @@ class Decoder {
         int partition;                    // -1: all of them
         int64_t partial;                  // place in partials_
     };
+    struct Heads {
+        bool queries, keys;  // keys: and values
+    };
+    static constexpr int FEW_TOKENS = 4;  // sharing out so few costs more than it gains
     struct LinearPlan {
         const Linear* w;
         const Inputs* in;
@@ -99,11 +103,13 @@ class Decoder {
     void prepare(const Step& step);
     void plan_attention();
     void run_layers();
+    void narrow();
     template <class Body>
     void each_token(Body&& body);
     template <class Body>
     void each_block(int tokens, Activations& to, Body&& body);
-    void project_heads(const LayerParts& layer, const Inputs& x);
+    void project_heads(int layer, Heads heads);
+    void project_out(int layer);
     int64_t linear_units(const Linear& w) const;
     void linear_unit(const LinearPlan& plan, int64_t unit) const;
     void next_is(const Linear* layer);
@@ -112,7 +118,7 @@ class Decoder {
 
     void embed(int token);
     void norm_into(int token, const Vector& weight, Activations& to);
-    void finish_heads(int layer, int token);
+    void finish_heads(int layer, int token, Heads heads);
     void attend(int layer);
     bool windowed(int layer) const { return !m_.windows.empty() && m_.windows[static_cast<size_t>(layer)] > 0; }
     AttendWork attend_work(int layer, int thread, int row, int kv_head);
@@ -136,7 +142,8 @@ class Decoder {
 
     // The step in progress.
     const Step* step_ = nullptr;
-    int tokens_ = 0;
+    int tokens_ = 0, hidden_tokens_ = 0;  // narrow() leaves the tokens whose state is asked for
+    std::vector<Row> rows_;
     std::vector<int> row_of_, position_of_, hidden_slot_;
     std::vector<AttendUnit> attend_units_;
     Company company_;

@@ -94,9 +94,10 @@ class Bench:
             stamps.extend((page, self.hand_out(page)))
         return Sequence_(list(tokens), stamps, scope)
 
-    def step(self, *work: tuple[Sequence_, int], hidden: int | None = None) -> StepOutput:
-        """Computes the next n tokens of each sequence. `hidden`: how many last states per row (None: all new tokens)."""
+    def step(self, *work: tuple[Sequence_, int], hidden: int | Sequence[int] | None = None) -> StepOutput:
+        """Computes the next n tokens of each sequence. `hidden`: how many last states, of every row or of each (None: all new tokens)."""
         new = [sequence.tokens[sequence.done : sequence.done + wanted] for sequence, wanted in work]
+        states = list(map(len, new)) if hidden is None else [hidden] * len(new) if isinstance(hidden, int) else hidden
         output = self.backend.forward(
             StepArrays(
                 tokens=np.array([token for tokens in new for token in tokens], dtype=np.int32),
@@ -104,7 +105,7 @@ class Bench:
                 start_positions=np.array([sequence.done for sequence, _ in work], dtype=np.int32),
                 tables=[sequence.stamps for sequence, _ in work],
                 scopes=np.frombuffer(b"".join(sequence.scope for sequence, _ in work), dtype="<u8").reshape(-1, 2).copy(),
-                hidden_counts=np.array([len(tokens) if hidden is None else min(hidden, len(tokens)) for tokens in new], dtype=np.int32),
+                hidden_counts=np.array([min(most, len(tokens)) for most, tokens in zip(states, new, strict=True)], dtype=np.int32),
                 ledger_nonces=self.ledger,
             )
         )

@@ -115,6 +115,33 @@ def test_only_the_wanted_states_come_back(name: str, tiny_weights: ModelWeights)
     assert bench.step((bench.sequence(tokens), 12), hidden=0).hidden.shape == (0, 64)
 
 
+WORK = ((50, 21), (31, 12), (9, 9), (40, 1), (24, 24), (33, 5), (18, 1), (12, 12))
+"""Of each sequence: its tokens, and how many of them are computed in the step (the others before it)."""
+
+
+@backends
+@kv_dtypes
+@pytest.mark.parametrize("states", [(1,) * 8, (0,) * 8, (0, 1, 9, 1, 3, 0, 0, 1), (21, 0, 0, 0, 0, 0, 0, 0)])
+def test_states_do_not_depend_on_who_else_asks(
+    name: str, weight_format: str, kv_dtype: str, states: tuple[int, ...], tiny_weights: ModelWeights
+) -> None:
+    """The last layer computes only what is asked for: the same bits, and the same keys and values for whoever goes on."""
+    bench = Bench(make_backend(name, tiny_weights, kv_dtype=kv_dtype, weight_format=weight_format, pages=80))
+    texts = [random_tokens(seed, length + 1, VOCAB) for seed, (length, _) in enumerate(WORK)]
+    alone = [bench.hidden(bench.sequence(text), []) for text in texts]
+    bench.next_page = 0
+    rows = [bench.sequence(text) for text in texts]
+    for row, (length, now) in zip(rows, WORK, strict=True):
+        if length > now:
+            bench.step((row, length - now))
+    output = bench.step(*((row, now) for row, (_, now) in zip(rows, WORK, strict=True)), hidden=states)
+    wanted = [whole[length - count : length] for whole, (length, _), count in zip(alone, WORK, states, strict=True)]
+    assert not output.breaks
+    assert same_bits(output.hidden, np.concatenate(wanted))
+    after = bench.step(*((row, 1) for row in rows))
+    assert same_bits(after.hidden, np.concatenate([whole[-1:] for whole in alone]))
+
+
 @pytest.mark.skipif(not HAVE_CPU, reason="the native part is not built")
 @pytest.mark.parametrize("weight_format", ["fp32", "bf16", "q8", "q4"])
 @pytest.mark.parametrize("kv_dtype", ["fp16", "int8"])

@@ -2,14 +2,16 @@
 
 Owns the null-model measurement of figure 7: real scheduler, real KV manager, results made up outside the measured time. All requests
 decode; page ends, growth and sealing are inside. Also with 10,000 requests waiting, which must cost next to nothing. With
-``--vllm-python`` vLLM's own scheduler does the same in its own Python, taking turns. CPU time of one thread, so a busy neighbour counts
-little.
+``--vllm-python`` vLLM's own scheduler does the same in its own Python, taking turns round by round. CPU time of one thread, so a busy
+neighbour counts little.
 """
 
 from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Callable
+from functools import partial
 from statistics import median
 
 from kvseal.bench.suite.board import Entry, Line, Plot, Result, Side, Target, missing
@@ -32,18 +34,37 @@ SIZES = (16, 64, 256)
 WAITING = 10_000
 
 
-def microseconds_per_request(running: int, *, waiting: int = 0, rounds: int = ROUNDS) -> float:
-    """Median over rounds of CPU microseconds per running request and step."""
-    scheduler = _decoding(running, waiting, tokens=PROMPT_TOKENS + (rounds + 2) * STEPS_PER_ROUND)
-    _round(scheduler, running)
+class Decoding:
+    """A scheduler whose `running` requests decode and whose rounds are timed, one at a time."""
+
+    def __init__(self, running: int, *, waiting: int = 0, rounds: int = ROUNDS) -> None:
+        self._running = running
+        self._times = max(1, SIZES[-1] // running)
+        """Rounds of few requests are repeated, so that each visit takes as long."""
+        self._scheduler = _decoding(running, waiting, tokens=PROMPT_TOKENS + (self._times * rounds + 2) * STEPS_PER_ROUND)
+        _round(self._scheduler)
+
+    def microseconds(self) -> float:
+        """CPU microseconds per running request and step, of one visit."""
+        spent = sum(_round(self._scheduler) for _ in range(self._times))
+        return spent / self._times / self._running / STEPS_PER_ROUND / 1000
+
+
+def turn(operations: dict[str, Callable[[], float]], rounds: int = ROUNDS) -> dict[str, float]:
+    """The median of each over rounds in which they follow one another within tenths of a second, so that a change of the clock or a
+    neighbour meets all of them."""
+    taken: dict[str, list[float]] = {name: [] for name in operations}
     gc.collect()
     gc.freeze()
     gc.disable()
     try:
-        return median(_round(scheduler, running) for _ in range(rounds)) / running / STEPS_PER_ROUND / 1000
+        for _ in range(rounds):
+            for name, operation in operations.items():
+                taken[name].append(operation())
     finally:
         gc.enable()
         gc.unfreeze()
+    return {name: median(values) for name, values in taken.items()}
 
 
 def _decoding(running: int, waiting: int, *, tokens: int) -> Scheduler:
@@ -74,7 +95,7 @@ def _decoding(running: int, waiting: int, *, tokens: int) -> Scheduler:
     return scheduler
 
 
-def _round(scheduler: Scheduler, running: int) -> int:
+def _round(scheduler: Scheduler) -> int:
     """CPU nanoseconds of `STEPS_PER_ROUND` steps."""
     spent = 0
     for _ in range(STEPS_PER_ROUND):
@@ -97,20 +118,25 @@ def _computed(batch: Batch) -> BatchResult:
 
 
 def entries_of(context: Context) -> tuple[list[Entry], list[Plot]]:
-    """Rounds of all sizes and of vLLM take turns, so that a busy neighbour slows all alike."""
+    """One turn for each pair, everything made anew."""
     sizes = SIZES[:2] if context.quick else SIZES
-    rounds = context.pairs
     ours: dict[int, list[float]] = {running: [] for running in sizes}
     theirs: dict[int, list[float]] = {running: [] for running in sizes}
     waiting: list[float] = []
     with ForeignPython(context.vllm_python, "vllm_scheduler.py", "vLLM's scheduler") as vllm:
-        for turn in range(rounds):
-            context.say(f"round {turn + 1} of {rounds}")
+        for index in range(context.pairs):
+            context.say(f"turn {index + 1} of {context.pairs}")
+            operations: dict[str, Callable[[], float]] = {}
             for running in sizes:
-                ours[running].append(microseconds_per_request(running, rounds=3))
                 if vllm.version:
-                    theirs[running].append(vllm.ask(running))
-            waiting.append(microseconds_per_request(sizes[-1], waiting=WAITING, rounds=3))
+                    operations[f"vllm {running}"] = partial(vllm.ask, running)
+                operations[f"ours {running}"] = Decoding(running).microseconds
+            operations["waiting"] = Decoding(sizes[-1], waiting=WAITING).microseconds
+            taken = turn(operations)
+            waiting.append(taken["waiting"])
+            for running in sizes:
+                ours[running].append(taken[f"ours {running}"])
+                theirs[running] += [taken[f"vllm {running}"]] if vllm.version else []
         version, absent = vllm.version, vllm.absent
     largest, smallest = sizes[-1], sizes[0]
     entries = []

@@ -194,11 +194,8 @@ class Scheduler:
             self._kv.settle(self._tickets, [out.broken for out in result.rows if out.broken is not None])
             self._tickets.clear()
         done = self._apply_decoders(result.rows)
-        for sequence, row, out in zip(self._flight[done:], rows[done:], result.rows[done:], strict=True):
-            if out.broken is not None:
-                self._break(sequence, out.broken)
-            else:
-                self._advance(sequence, row, out)
+        for index in range(done, len(rows)):
+            self._advance(self._flight[index], rows[index], result.rows[index])
         self._flight, self._flown = [], None
         return self.take_events()
 
@@ -209,7 +206,8 @@ class Scheduler:
         decoding = len(self._running) - self._prefilling
         left = self._step_size.tokens(len(self._running), decoding) - decoding
         claims = self._current_decoders().due()
-        claims = [] if self._kv.grow_each([sequence.grant for sequence in claims]) else claims
+        if claims and self._kv.grow_each([sequence.grant for sequence in claims]):
+            claims = []
         if self._prefilling:
             claims = sorted((*claims, *(one for one in self._running if type(one.state) is Prefilling)), key=_KEY)
         chunks: list[tuple[Sequence, int]] = []
@@ -334,20 +332,20 @@ class Scheduler:
         return len(decoders)
 
     def _advance(self, sequence: Sequence, row: Row, out: RowResult) -> None:
-        """One row by itself, its seals whole."""
-        if sequence.ended:
-            return
-        if out.failed is not None:
+        """One row by itself."""
+        if out.broken is not None:
+            self._break(sequence, out.broken)
+        elif out.failed is not None and not sequence.ended:
             self._end(sequence, Failed(out.failed))
-            return
-        self._kv.commit(sequence.grant, row.tokens, row.end, out.page_digests)
-        sequence.collect_prompt_logprobs(row.start, out.prompt_logprobs)
-        if row.samples:
-            if type(sequence.state) is Prefilling:
+        elif not sequence.ended:
+            self._kv.commit(sequence.grant, row.tokens, row.end, out.page_digests)
+            sequence.collect_prompt_logprobs(row.start, out.prompt_logprobs)
+            if type(sequence.state) is Prefilling and row.samples:
                 sequence.decode()
                 self._prefilling -= 1
                 self._decoders = None
-            self._emit(sequence, out)
+            if row.samples:
+                self._emit(sequence, out)
 
     def _emit(self, sequence: Sequence, out: RowResult) -> None:
         token = out.token

@@ -88,9 +88,10 @@ def test_a_request_held_back_starts_when_there_is_room(rig: Rig) -> None:
 def test_prefix(rig: Rig, tiny: Context) -> None:
     head = tuple(range(300, 364))
     work = Workload("tiny", (tuple(Ask((*head, 900 + index, 901), 2) for index in range(4)),), head, True)
-    entry = prefix.compare(rig, work, prefix.slices(work, 4, 1), Target(low=0.01), tiny, cold=False)
+    entry = prefix.compare(rig, work, prefix.slices(work, 4, 1), prefix.Plan("tiny", 4, 2, Target(low=0.01)), tiny)
     assert entry.figure == "3" and entry.name == "prefix reuse, tiny (synthetic)" and entry.met
-    assert entry.checked == "outputs of 4 requests equal, token for token"
+    assert entry.checked == "outputs of 2 requests equal, token for token"
+    assert "on: 4 requests, off: 2 of them" in entry.note
     assert "97.0% of 66 prompt tokens found, 97.0% could be" in entry.note
 
 

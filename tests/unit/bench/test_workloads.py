@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvseal.bench import all as whole
-from kvseal.bench.prefix import slices
+from kvseal.bench.prefix import chosen, slices
 from kvseal.bench.suite.command import Context, find_traces
 from kvseal.bench.suite.workloads import (
     Ask,
@@ -116,9 +116,24 @@ def test_absent_texts_are_replaced_and_that_is_said(tmp_path: Path) -> None:
 def test_slices_keep_groups_whole() -> None:
     groups = tuple(tuple(Ask((group, index), 1) for index in range(10)) for group in range(10))
     grouped = slices(Workload("x", groups, ()), 3, 5)
-    assert [[ask.prompt for ask in part] for part in grouped] == [[(group, index) for index in range(3)] for group in (1, 3, 5, 7, 9)]
+    assert [[ask.prompt for ask in part] for [part] in grouped] == [[(group, index) for index in range(3)] for group in (1, 3, 5, 7, 9)]
     flat = slices(Workload("x", (groups[0] + groups[1],), ()), 4, 2)
-    assert [part[0].prompt for part in flat] == [(0, 0), (1, 0)] and all(len(part) == 4 for part in flat)
+    assert [part[0].prompt for [part] in flat] == [(0, 0), (1, 0)] and all(len(part) == 4 for [part] in flat)
+
+
+def test_slices_keep_agents_with_all_their_steps() -> None:
+    steps = tuple(tuple(Ask((7, agent, *range(step)), 1) for agent in range(10)) for step in range(3))
+    first, second = slices(Workload("x", steps, (7,)), 4, 2)
+    assert [[ask.prompt[1] for ask in wave] for wave in first] == [[0, 1, 2, 3]] * 3
+    assert [[ask.prompt[1] for ask in wave] for wave in second] == [[5, 6, 7, 8]] * 3
+    asks = [ask for wave in second for ask in wave]
+    assert sorted({asks[at].prompt[1] for at in chosen(second, 2)}) == [6, 8] and len(chosen(second, 2)) == 6
+
+
+def test_a_share_of_a_slice_has_long_and_short_ones() -> None:
+    wave = [Ask((1,) * tokens, tokens % 5 + 1) for tokens in range(1, 21)]
+    share = [wave[at].output_tokens for at in chosen([wave], 5)]
+    assert sorted(share) == [1, 2, 3, 4, 5] and sorted(chosen([wave], 99)) == list(range(20))
 
 
 def test_traces_that_are_named_must_be_there(tmp_path: Path) -> None:

@@ -257,3 +257,25 @@ class Lanes:
         with self._changed:
             fault = error.fault if isinstance(error, FetchFailed) else None
             self._lost(job.transfer, f"{type(error).__name__}: {error}", fault)
+
+
+class Pulling:
+    """The receiver's half of a transport whose pages are fetched by lanes: what `Transport` says of it."""
+
+    def __init__(self, name: str, dial: Dial, wake: Callable[[], None] | None) -> None:
+        self._lanes = Lanes(name, dial, wake)
+
+    def expect(self, transfer: str, source: Source, pages: Sequence[int], landing: Landing) -> None:
+        self._lanes.expect(transfer, source, pages, landing)
+
+    def receive(self, transfer: str, source: Source, moves: Sequence[Move], landing: Landing) -> None:
+        self._lanes.fetch(transfer, source, moves, landing)
+
+    def poll(self) -> list[Report]:
+        return self._lanes.poll()
+
+    def fence(self, transfer: str) -> bool:
+        return self._lanes.fence(transfer)
+
+    def reset(self) -> bool:
+        return self._lanes.stop()

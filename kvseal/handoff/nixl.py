@@ -26,10 +26,10 @@ import msgspec
 import numpy as np
 
 from kvseal.core.errors import ConfigError
-from kvseal.handoff.lanes import FetchFailed, Lanes
+from kvseal.handoff.lanes import FetchFailed, Pulling
 from kvseal.handoff.messages import MAX_ENDPOINT_BYTES
 from kvseal.handoff.proof import Claims, Landing, Memory, Move
-from kvseal.handoff.transport import Report, Source
+from kvseal.handoff.transport import Source
 
 BATCH_BYTES = 4 * 2**20
 BATCH_PAGES = 64
@@ -70,7 +70,7 @@ class _Where(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields
     page_bytes: int
 
 
-class Nixl:
+class Nixl(Pulling):
     name = "nixl"
     local_fence = False
 
@@ -79,7 +79,7 @@ class Nixl:
         self._api = load()
         self._memory = memory
         self._serving = _agent(self._api, _serving_name(incarnation), memory)
-        self._lanes = Lanes(self.name, self._dial, wake)
+        super().__init__(self.name, self._dial, wake)
         self._busy = threading.Event()
         self._offered: set[str] = set()
         self._closed = False
@@ -104,21 +104,9 @@ class Nixl:
             self._busy.clear()
         return True
 
-    def expect(self, transfer: str, source: Source, pages: Sequence[int], landing: Landing) -> None:
-        self._lanes.expect(transfer, source, pages, landing)
-
-    def receive(self, transfer: str, source: Source, moves: Sequence[Move], landing: Landing) -> None:
-        self._lanes.fetch(transfer, source, moves, landing)
-
-    def poll(self) -> list[Report]:
-        return self._lanes.poll()
-
     def fence(self, transfer: str) -> bool:
         """False until every handle is terminal or its agent destroyed, which the lane brings about by itself within about `DRAIN_S`."""
-        return self._lanes.fence(transfer)
-
-    def reset(self) -> bool:
-        return self._lanes.stop()
+        return super().fence(transfer)
 
     def close(self) -> None:
         self._lanes.stop()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
+from functools import partial
 from typing import Any
 
 from kvseal.core.errors import LawBroken
@@ -67,7 +68,7 @@ class ReceiveSession(Session):
 
     def __init__(self, terms: Terms, *, key: bytes, patience: Patience, now_s: float) -> None:
         super().__init__(terms, Role.RECEIVER, key=key, patience=patience, now_s=now_s)
-        self.state = ReceiveState.WAITING
+        self.state: ReceiveState = ReceiveState.WAITING
         self.moves: list[Move] = []
         """Every page that was announced so far, in order of ordinal."""
         self._intent: Intent | None = None
@@ -129,11 +130,9 @@ class ReceiveSession(Session):
 
     # --- inside ----------------------------------------------------------------------------------------------
 
-    def _happened(self, event: Event, what: Any = None) -> Actions:
+    def _handler(self, event: Event) -> Callable[[Any], Actions] | None:
         handler = _TABLE.get((self.state, event))
-        if handler is not None:
-            return handler(self, what)
-        return self._fail(Reason.PROTOCOL, f"{event.name} in state {self.state.name}") if self.open else []
+        return None if handler is None else partial(handler, self)
 
     def _still_settling(self) -> Actions:
         if self.state is not ReceiveState.ABORTING:

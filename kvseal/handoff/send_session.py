@@ -8,6 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
+from functools import partial
 from typing import Any
 
 from kvseal.core.errors import LawBroken
@@ -57,7 +58,7 @@ class SendSession(Session):
 
     def __init__(self, terms: Terms, *, key: bytes, endpoint: bytes, patience: Patience, now_s: float) -> None:
         super().__init__(terms, Role.SENDER, key=key, patience=patience, now_s=now_s)
-        self.state = SendState.NEW
+        self.state: SendState = SendState.NEW
         self._endpoint = endpoint
         self._stamps = array("Q")
         self._folds: list[bytes] = []
@@ -96,11 +97,9 @@ class SendSession(Session):
 
     # --- inside ----------------------------------------------------------------------------------------------
 
-    def _happened(self, event: Event, what: Any = None) -> Actions:
+    def _handler(self, event: Event) -> Callable[[Any], Actions] | None:
         handler = _TABLE.get((self.state, event))
-        if handler is not None:
-            return handler(self, what)
-        return self._fail(Reason.PROTOCOL, f"{event.name} in state {self.state.name}") if self.open else []
+        return None if handler is None else partial(handler, self)
 
     def _still_settling(self) -> Actions:
         return [] if self.settled else [Withdraw()]

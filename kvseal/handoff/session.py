@@ -216,6 +216,8 @@ M = TypeVar("M")
 class Session(ABC):
     """One end of one hand-off. `now_s` never goes back; one that does is taken as standing still."""
 
+    state: Enum
+
     def __init__(self, terms: Terms, role: Role, *, key: bytes, patience: Patience, now_s: float) -> None:
         self.terms = terms
         self.outcome: Outcome = Failure(Reason.UNFINISHED)
@@ -278,9 +280,16 @@ class Session(ABC):
 
     # --- for the machines ------------------------------------------------------------------------------------
 
-    @abstractmethod
     def _happened(self, event: Event, what: Any = None) -> Actions:
-        """What the machine's table says."""
+        """What the machine's table says; what it does not say is failure while the session is open, and nothing after its end (L11)."""
+        handler = self._handler(event)
+        if handler is not None:
+            return handler(what)
+        return self._fail(Reason.PROTOCOL, f"{event.name} in state {self.state.name}") if self.open else []
+
+    @abstractmethod
+    def _handler(self, event: Event) -> Callable[[Any], Actions] | None:
+        """The table's entry for this event in the present state."""
 
     @abstractmethod
     def _still_settling(self) -> Actions:

@@ -21,9 +21,9 @@ import numpy as np
 from kvseal.core.errors import ConfigError
 from kvseal.handoff.auth import Dialer, Listener, NotTrusted, checked_secret, dial, listen
 from kvseal.handoff.door import HANDSHAKE_S, Door
-from kvseal.handoff.lanes import FetchFailed, Lanes
+from kvseal.handoff.lanes import FetchFailed, Pulling
 from kvseal.handoff.proof import Claims, Landing, Memory, Move
-from kvseal.handoff.transport import Report, Source
+from kvseal.handoff.transport import Source
 
 BATCH_BYTES = 2 * 2**20
 """Copied between two looks at the fence."""
@@ -34,7 +34,7 @@ _F_GET_SEALS, _F_SEAL_SHRINK, _F_SEAL_GROW = 1034, 2, 4
 """Of linux/fcntl.h; Python names them only from 3.13 on."""
 
 
-class SharedMemory:
+class SharedMemory(Pulling):
     """`memory` [pages, page_bytes] is the arena behind `file` (`exec.backends.cpu.NativeArena.file`)."""
 
     name = "shm"
@@ -48,7 +48,7 @@ class SharedMemory:
         self._shape = memory.shape
         self._file = os.open(f"/proc/self/fd/{file}", os.O_RDONLY | os.O_CLOEXEC)
         self._address = f"\0kvseal-{secrets.token_hex(16)}"
-        self._lanes = Lanes(self.name, self.map, wake)
+        super().__init__(self.name, self.map, wake)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(self._address)
         self._door = Door(listener, self._admit)
@@ -63,21 +63,6 @@ class SharedMemory:
     def withdraw(self, transfer: str) -> bool:
         """True: a page that is read too late bears another nonce, and its reader refuses it."""
         return True
-
-    def expect(self, transfer: str, source: Source, pages: Sequence[int], landing: Landing) -> None:
-        self._lanes.expect(transfer, source, pages, landing)
-
-    def receive(self, transfer: str, source: Source, moves: Sequence[Move], landing: Landing) -> None:
-        self._lanes.fetch(transfer, source, moves, landing)
-
-    def poll(self) -> list[Report]:
-        return self._lanes.poll()
-
-    def fence(self, transfer: str) -> bool:
-        return self._lanes.fence(transfer)
-
-    def reset(self) -> bool:
-        return self._lanes.stop()
 
     def close(self) -> None:
         self._lanes.stop()

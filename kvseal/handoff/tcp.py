@@ -26,10 +26,10 @@ from typing import NamedTuple
 from kvseal.core.errors import ConfigError
 from kvseal.handoff.auth import Dialer, Listener, checked_secret, dial, fill, listen, read_exactly
 from kvseal.handoff.door import HANDSHAKE_S, Door, shut
-from kvseal.handoff.lanes import FetchFailed, Lanes
+from kvseal.handoff.lanes import FetchFailed, Pulling
 from kvseal.handoff.messages import MAX_PAGES, packed_stamps, unpacked_stamps
 from kvseal.handoff.proof import Claims, Landing, Memory, Move, seal_nonces
-from kvseal.handoff.transport import FENCE_S, Report, Source
+from kvseal.handoff.transport import FENCE_S, Source
 
 GROUP_BYTES = 2 * 2**20
 """Sent behind one header; the receiver checks its pages while they are in its cache."""
@@ -49,7 +49,7 @@ class TLS(NamedTuple):
     client: ssl.SSLContext
 
 
-class TCP:
+class TCP(Pulling):
     """Listens on `host` (a name or address that the other nodes can reach) and a free port, or `port`."""
 
     name = "tcp"
@@ -70,7 +70,7 @@ class TCP:
         self._secret = checked_secret(secret)
         self._tls = tls
         self._offers = _Offers(memory)
-        self._lanes = Lanes(self.name, self._dial, wake)
+        super().__init__(self.name, self._dial, wake)
         try:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
             listener = socket.create_server((host, port), family=family)
@@ -88,21 +88,6 @@ class TCP:
 
     def withdraw(self, transfer: str) -> bool:
         return self._offers.withdraw(transfer)
-
-    def expect(self, transfer: str, source: Source, pages: Sequence[int], landing: Landing) -> None:
-        self._lanes.expect(transfer, source, pages, landing)
-
-    def receive(self, transfer: str, source: Source, moves: Sequence[Move], landing: Landing) -> None:
-        self._lanes.fetch(transfer, source, moves, landing)
-
-    def poll(self) -> list[Report]:
-        return self._lanes.poll()
-
-    def fence(self, transfer: str) -> bool:
-        return self._lanes.fence(transfer)
-
-    def reset(self) -> bool:
-        return self._lanes.stop()
 
     def close(self) -> None:
         self._door.close()

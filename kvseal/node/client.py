@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import logging
 import subprocess
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from enum import StrEnum
 
@@ -44,6 +45,19 @@ CLOSE_TIMEOUT_S = 5.0
 MAX_UNSENT_BYTES = 64 * 2**20
 
 _log = logging.getLogger("kvseal.node")
+
+
+async def drained(idle: asyncio.Event, timeout_s: float, open_ids: Iterable[RequestId], cancel: Callable[[RequestId], None]) -> bool:
+    """Waits until nothing is open. False: it did not end in time, was cancelled, and has had `CLOSE_TIMEOUT_S` to take note."""
+    try:
+        await asyncio.wait_for(idle.wait(), timeout_s)
+    except TimeoutError:
+        for request_id in list(open_ids):
+            cancel(request_id)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(idle.wait(), CLOSE_TIMEOUT_S)
+        return False
+    return True
 
 
 class EngineState(StrEnum):
@@ -178,16 +192,10 @@ class EngineClient:
     async def drain(self, timeout_s: float) -> bool:
         """Takes nothing new and waits for what is open; True if all of it ended by itself, else the rest is cancelled."""
         self._phase = EngineState.DRAINING
-        try:
-            await asyncio.wait_for(self._idle.wait(), timeout_s)
-        except TimeoutError:
-            for request_id in list(self._streams):
-                self.cancel(request_id)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), CLOSE_TIMEOUT_S)
-            self._end_all(Draining("the server is shutting down"))  # of an engine that does not even cancel
-            return False
-        return True
+        if await drained(self._idle, timeout_s, self._streams, self.cancel):
+            return True
+        self._end_all(Draining("the server is shutting down"))  # of an engine that does not even cancel
+        return False
 
     async def close(self) -> None:
         """Ends the engine process and every stream. Safe to call twice."""

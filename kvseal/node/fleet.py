@@ -75,7 +75,7 @@ class Fleet:
     @property
     def state(self) -> EngineState:
         """Ready when a request can be answered."""
-        if self._some("decode") and (self._recomputes or self._some("prefill")):
+        if self.some("decode") and (self._recomputes or self.some("prefill")):
             return EngineState.READY
         states = {node.state for node in self.nodes}
         return EngineState.STALLED if EngineState.STALLED in states else EngineState.DEAD
@@ -192,7 +192,8 @@ class Fleet:
         stats = answer if isinstance(answer, EngineStats) else None
         return NodeStats(name=node.name, role=node.role, ready=self.usable(node), restarts=node.restarts, stats=stats)
 
-    def _some(self, role: str) -> bool:
+    def some(self, role: str) -> bool:
+        """Whether a node of this role can take requests now."""
         return any(self.usable(node) for node in self.nodes if node.role == role)
 
 

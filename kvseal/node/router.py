@@ -14,7 +14,6 @@ what has emitted nothing is placed again. A request is placed `MAX_ATTEMPTS` tim
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
 from collections import Counter
@@ -31,7 +30,7 @@ from kvseal.kv.feed import FEED_KEY_BYTES
 from kvseal.node import messages as m
 from kvseal.node import peer_messages as p
 from kvseal.node.build_node import feed_keys
-from kvseal.node.client import CLOSE_TIMEOUT_S, EngineState
+from kvseal.node.client import EngineState, drained
 from kvseal.node.errands import bring_back, prove
 from kvseal.node.fleet import LOOK_EVERY_S, Fleet
 from kvseal.node.node_client import Leg, NodeClient
@@ -157,17 +156,11 @@ class Router:
     async def drain(self, timeout_s: float) -> bool:
         """Takes nothing new and waits for what is open; True if all of it ended by itself, else the rest is cancelled."""
         self._phase = EngineState.DRAINING
-        try:
-            await asyncio.wait_for(self._idle.wait(), timeout_s)
-        except TimeoutError:
-            for request_id in list(self._requests):
-                self.cancel(request_id)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), CLOSE_TIMEOUT_S)
-            for one in list(self._requests.values()):  # Their nodes do not even cancel.
-                self._finish(one, Failed(Draining("the server is shutting down")))
-            return False
-        return True
+        if await drained(self._idle, timeout_s, self._requests, self.cancel):
+            return True
+        for one in list(self._requests.values()):  # Their nodes do not even cancel.
+            self._finish(one, Failed(Draining("the server is shutting down")))
+        return False
 
     async def close(self) -> None:
         """Ends every node and every stream. Safe to call twice."""
@@ -354,13 +347,16 @@ class Router:
             self._dispatch()
 
     def _frozen(self, node: NodeClient) -> None:
-        """What nobody has seen anything of goes elsewhere; prompts that it computes for others are computed there."""
+        """What nobody has seen anything of goes elsewhere, if there is such a place, else it waits for the node to go on or to die; prompts
+        that it computes for others are computed there."""
+        elsewhere = self.fleet.some("decode")
         for one in list(self._requests.values()):
             if one.prefill_node is node and one.prefilling and one.prefill is not None and one.decode is not None:
                 one.prefill.cancel()
                 self._prefilled(one)
                 self._not_handed_over(one)
-            if node in (one.decode_node, one.prefill_node if one.decode_node is None else None) and not one.output and not one.cancelled:
+            answers = one.decode_node or one.prefill_node
+            if node is answers and elsewhere and not one.output and not one.cancelled:
                 self._release(one)
                 if one.attempt < MAX_ATTEMPTS:
                     self.counters["placed_again"] += 1

@@ -1,4 +1,4 @@
-"""The end of a router: every request has an outcome, whatever its nodes do."""
+"""A router whose only nodes stand still: what is open waits for them, and at the end of the router has an outcome."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import signal
 import pytest
 
 from kvseal.core.errors import Draining
-from kvseal.core.outcome import Failed
-from kvseal.node import router as router_module
+from kvseal.core.outcome import Completed, Failed
+from kvseal.lab.rig import truth
+from kvseal.node import client as client_module
 
 from .fleets import Fleet, config, prompt, read, request
 
 
 def test_draining_ends_what_frozen_nodes_do_not_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router_module, "CLOSE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(client_module, "CLOSE_TIMEOUT_S", 0.2)
     fleet = Fleet(config("prefill", model="oracle-slow"), config("decode", model="oracle-slow"))
     router = fleet.router
 
@@ -36,5 +37,32 @@ def test_draining_ends_what_frozen_nodes_do_not_cancel(monkeypatch: pytest.Monke
 
     try:
         fleet.run(end())
+    finally:
+        fleet.close()
+
+
+def test_what_can_go_nowhere_else_waits_for_its_node() -> None:
+    tokens = prompt(2, 90)
+    fleet = Fleet(config("prefill"), config("decode"), frozen_after_s=0.5)
+    router = fleet.router
+
+    async def wait() -> None:
+        pids = [node.pid or 0 for node in router.fleet.nodes]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            stream = router.submit(request("waits", tokens))
+            await fleet.until(lambda: not any(router.fleet.usable(node) for node in router.fleet.nodes))
+            await asyncio.sleep(0.5)
+            assert router.open_requests == 1 and not stream.ended
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+        answer = await read(stream)
+        assert isinstance(answer.outcome, Completed) and answer.tokens == truth(tokens, 6)
+        await fleet.settled()
+
+    try:
+        fleet.run(wait())
     finally:
         fleet.close()

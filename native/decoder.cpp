@@ -29,14 +29,17 @@ const float* or_null(const Vector& v) { return v.empty() ? nullptr : v.data(); }
 void Activations::resize(int tokens) {
     groups = ceil_div(width, GROUP);
     const size_t n = static_cast<size_t>(ceil_div(tokens, TOKEN_BLOCK) * TOKEN_BLOCK), grouped = n * static_cast<size_t>(groups);
-    if (values.size() < n * static_cast<size_t>(width)) values.resize(n * static_cast<size_t>(width));
-    if (!want_quants || scales.size() >= grouped) return;
-    quants.resize(grouped * GROUP);
-    for (auto* floats : {&scales, &scaled_sums, &outliers}) floats->resize(grouped);
-    quant_sums.resize(grouped);
-    outlier_columns.resize(grouped);
-    listed.resize(grouped);
-    outlier_counts.resize(n / TOKEN_BLOCK);
+    const auto grow = [](auto& numbers, size_t count) {
+        if (numbers.size() < count) numbers.resize(count);
+    };
+    grow(values, n * static_cast<size_t>(width));
+    if (!want_quants) return;
+    grow(quants, grouped * GROUP);
+    for (auto* floats : {&scales, &scaled_sums, &outliers}) grow(*floats, grouped);
+    grow(quant_sums, grouped);
+    grow(outlier_columns, grouped);
+    grow(listed, grouped);
+    grow(outlier_counts, n / TOKEN_BLOCK);
 }
 
 void Activations::list_outliers(int token_block, int tokens) {

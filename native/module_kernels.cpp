@@ -9,22 +9,26 @@ namespace kvseal {
 namespace binding {
 namespace {
 
-void linear_kernel(const Packed& packed, In<float, 2> x, InOut<float, 2> out, MaybeVector bias, const std::string& isa) {
-    const Linear& w = packed.linear;
-    require(static_cast<int>(x.shape(1)) == w.columns && out.shape(0) == x.shape(0) && static_cast<int>(out.shape(1)) == w.rows, "x or out have the wrong shape");
-    require(!bias || static_cast<int>(bias->size()) == w.rows, "bias has the wrong length");
-    const Kernels& k = kernels_of(isa);
-    const int tokens = static_cast<int>(x.shape(0));
+// One linear layer at a time, inputs rounded as the engine rounds them, in memory that stays from call to call.
+struct LinearCall {
     Activations in;
-    in.width = w.columns;
-    in.want_quants = w.quantised();
-    in.resize(tokens);
-    std::copy(x.data(), x.data() + x.size(), in.values.data());
-    for (int64_t t = 0; w.quantised() && t < tokens; ++t) k.quantise(in.values.data() + t * w.columns, w.columns, in.groups_of(t));
-    for (int b = 0; w.quantised() && b * TOKEN_BLOCK < tokens; ++b) in.list_outliers(b, tokens);
-    nb::gil_scoped_release unlocked;
-    k.linear(w, in.inputs(), 0, tokens, 0, w.row_blocks, {out.data(), w.rows, bias ? bias->data() : nullptr, 1.0f, false});
-}
+
+    void operator()(const Packed& packed, In<float, 2> x, InOut<float, 2> out, MaybeVector bias, const std::string& isa) {
+        const Linear& w = packed.linear;
+        require(static_cast<int>(x.shape(1)) == w.columns && out.shape(0) == x.shape(0) && static_cast<int>(out.shape(1)) == w.rows, "x or out have the wrong shape");
+        require(!bias || static_cast<int>(bias->size()) == w.rows, "bias has the wrong length");
+        const Kernels& k = kernels_of(isa);
+        const int tokens = static_cast<int>(x.shape(0));
+        in.width = w.columns;
+        in.want_quants = w.quantised();
+        in.resize(tokens);
+        nb::gil_scoped_release unlocked;
+        std::copy(x.data(), x.data() + x.size(), in.values.data());
+        for (int64_t t = 0; w.quantised() && t < tokens; ++t) k.quantise(in.values.data() + t * w.columns, w.columns, in.groups_of(t));
+        for (int b = 0; w.quantised() && b * TOKEN_BLOCK < tokens; ++b) in.list_outliers(b, tokens);
+        k.linear(w, in.inputs(), 0, tokens, 0, w.row_blocks, {out.data(), w.rows, bias ? bias->data() : nullptr, 1.0f, false});
+    }
+};
 
 KVLayout bound(const KVLayout& layout, const Arena& arena, int layer) {
     require(arena.page_bytes == layout.page_bytes, "arena and geometry disagree on page_bytes");
@@ -109,7 +113,9 @@ void add_kernels(nb::module_& m) {
         require(static_cast<int64_t>(raw.size()) == row_bytes * static_cast<int64_t>(out.shape(0)), "raw bytes do not match out");
         for (int64_t r = 0; r < static_cast<int64_t>(out.shape(0)); ++r) dequantise_row(source, raw.data() + r * row_bytes, columns, out.data() + r * columns);
     }, nb::arg("raw"), nb::arg("type"), nb::arg("out").noconvert());
-    m.def("linear", &linear_kernel, nb::arg("packed"), nb::arg("x"), nb::arg("out").noconvert(), nb::arg("bias") = nb::none(), nb::arg("isa") = "auto");
+    nb::class_<LinearCall>(m, "LinearCall").def(nb::init<>()).def("__call__", &LinearCall::operator(), nb::arg("packed"), nb::arg("x"),
+                                                                nb::arg("out").noconvert(), nb::arg("bias") = nb::none(), nb::arg("isa") = "auto");
+    m.def("linear", [](const Packed& packed, In<float, 2> x, InOut<float, 2> out, MaybeVector bias, const std::string& isa) { LinearCall()(packed, x, out, bias, isa); }, nb::arg("packed"), nb::arg("x"), nb::arg("out").noconvert(), nb::arg("bias") = nb::none(), nb::arg("isa") = "auto");
     m.def("rms_norm", [](In<float, 2> x, In<float, 1> weight, float eps, InOut<float, 2> out, const std::string& isa) {
         require(weight.size() == x.shape(1) && out.shape(0) == x.shape(0) && out.shape(1) == x.shape(1), "weight or out have the wrong shape");
         for (size_t i = 0; i < x.shape(0); ++i)

@@ -76,12 +76,13 @@ def linear_cases(isa: str) -> list[Case]:
 
 def _linear_case(packed: _native.PackedLinear, x: Float32, isa: str) -> Case:
     out = np.empty((len(x), packed.rows), dtype=np.float32)
+    product = _native.LinearCall()
     operations = 2.0 * packed.rows * packed.columns * len(x)
     rounds = max(1, int(2e7 / operations))
 
     def call() -> None:
         for _ in range(rounds):
-            _native.linear(packed, x, out, None, isa)
+            product(packed, x, out, None, isa)
 
     return Case(f"linear {packed.format} {packed.rows}x{packed.columns} tokens {len(x)}", call, operations * rounds / 1e9, "GOP/s")
 

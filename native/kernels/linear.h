@@ -62,6 +62,9 @@ static inline void strip(const Linear& w, const Inputs& in, int token, int begin
         for (; block < end; ++block) tile<FORMAT, 1, T>(w, in, token, block, cold, to);
 }
 
+// Row blocks that stay in the first-level cache while all tokens pass by.
+constexpr int CACHED_BLOCKS = 4;
+
 // Tiles: as many tokens as the registers hold share the unpacking of a row block. One row block at a time, so that memory is read in one
 // stream: for a single token two of them cost a third of the bandwidth (measured). token_begin is the first of a token block.
 template <PackFormat FORMAT>
@@ -85,14 +88,20 @@ static void linear_of(const Linear& w, const Inputs& in, int token_begin, int to
     }
 }
 
+template <PackFormat FORMAT>
+static void linear_blocks(const Linear& w, const Inputs& in, int token_begin, int token_end, int begin, int end, const Outputs& to) {
+    for (int block = begin; block < end; block += CACHED_BLOCKS)
+        linear_of<FORMAT>(w, in, token_begin, token_end, block, block + CACHED_BLOCKS < end ? block + CACHED_BLOCKS : end, to);
+}
+
 static void linear(const Linear& w, const Inputs& in, int token_begin, int token_end, int begin, int end, const Outputs& to) {
     switch (w.format) {
-        case PACK_FP32: return linear_of<PACK_FP32>(w, in, token_begin, token_end, begin, end, to);
-        case PACK_BF16: return linear_of<PACK_BF16>(w, in, token_begin, token_end, begin, end, to);
-        case PACK_Q8: return linear_of<PACK_Q8>(w, in, token_begin, token_end, begin, end, to);
-        case PACK_Q8M: return linear_of<PACK_Q8M>(w, in, token_begin, token_end, begin, end, to);
-        case PACK_Q4: return linear_of<PACK_Q4>(w, in, token_begin, token_end, begin, end, to);
-        case PACK_Q4M: return linear_of<PACK_Q4M>(w, in, token_begin, token_end, begin, end, to);
+        case PACK_FP32: return linear_blocks<PACK_FP32>(w, in, token_begin, token_end, begin, end, to);
+        case PACK_BF16: return linear_blocks<PACK_BF16>(w, in, token_begin, token_end, begin, end, to);
+        case PACK_Q8: return linear_blocks<PACK_Q8>(w, in, token_begin, token_end, begin, end, to);
+        case PACK_Q8M: return linear_blocks<PACK_Q8M>(w, in, token_begin, token_end, begin, end, to);
+        case PACK_Q4: return linear_blocks<PACK_Q4>(w, in, token_begin, token_end, begin, end, to);
+        case PACK_Q4M: return linear_blocks<PACK_Q4M>(w, in, token_begin, token_end, begin, end, to);
     }
 }
 

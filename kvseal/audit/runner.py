@@ -19,8 +19,9 @@ from kvseal.audit.canary import Aviary
 from kvseal.audit.client import Client, ClientSettings, key_name
 from kvseal.audit.findings import Confidence, Finding, Grade, ProbeResult, Report
 from kvseal.audit.probes import aborts, honesty, isolation, leak, limits, reuse
-from kvseal.audit.probes.base import Cost, Depth, Probe, Scene, exhibit
+from kvseal.audit.probes.base import Cost, Depth, Probe, Scene, exhibit, hung
 from kvseal.audit.probes.offline import Shown, look
+from kvseal.audit.probes.patience import crowded
 from kvseal.audit.probes.review import review
 from kvseal.audit.probes.shape import shape_floor
 from kvseal.audit.prompts import filler
@@ -228,6 +229,10 @@ async def _dead(scene: Scene) -> Finding | None:
             return None
         if answer.status:
             return None
+    if answer is not None and hung(answer) and crowded():
+        note = "requests were silent while the auditor's own machine had no time either; a server on it may be slow for that reason alone"
+        scene.target.notes += [] if note in scene.target.notes else [note]
+        return None
     return Finding(
         "audit.server-died",
         Grade.HANG,

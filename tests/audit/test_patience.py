@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 
+import pytest
+
+from kvseal.audit import runner
 from kvseal.audit.budget import Allowance, Budget
 from kvseal.audit.canary import Aviary
 from kvseal.audit.client import Client, ClientSettings
@@ -14,7 +17,26 @@ from kvseal.audit.prompts import Gauge
 from kvseal.audit.target import Target
 from kvseal.audit.wire import End
 
+from .rawhttp import Exchange, RawServer
 from .standin import MODEL, Standin, Traits
+
+
+def test_silence_on_a_machine_that_has_no_time_is_no_death(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only where the server is silent: one that refuses connections is dead whatever the machine does."""
+
+    async def silent(http: Exchange) -> None:
+        await http.gone.wait()
+
+    async def go(gone: bool) -> bool:
+        async with RawServer(silent) as server:
+            settings = ClientSettings("http://127.0.0.1:9/v1" if gone else server.url, MODEL, timeout_s=0.2)
+            async with Client(settings, Budget(Allowance())) as client:
+                draw = random.Random(1)
+                return await runner._dead(Scene(client, Target(MODEL, completions=True), Aviary(draw), draw)) is not None
+
+    for busy in (True, False):
+        monkeypatch.setattr(runner, "crowded", lambda busy=busy: busy)
+        assert asyncio.run(go(gone=False)) is not busy and asyncio.run(go(gone=True))
 
 
 async def _patiently(standin: Standin, tokens: int, allowance: Allowance | None = None) -> Patient:

@@ -7,6 +7,7 @@ much. Owns no finding. Laws: slowness is not called a hang; a spent budget is no
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, replace
 
 from kvseal.audit.budget import BudgetSpent
@@ -18,6 +19,8 @@ _PATIENCE = 4.0
 _GROWTH = 1.5
 """Time grows with the length of a prompt to this power at most: attention costs its square, all else grows in proportion."""
 _SMALL_TOKENS = 64
+_CROWDED = 8.0
+_SAMPLE_S = 0.02
 MOST_ASKS = 3
 """What a hang costs at most beyond the prompt itself: two shorter prompts, and the same prompt again."""
 
@@ -52,6 +55,15 @@ async def ask_patiently(scene: Scene, ask: Ask, tokens: int) -> Patient:
         at_pace = "" if reckoned_s is None else f"; at its pace {reckoned_s:.0f} s would be due"
         said = f"a prompt of {tokens} tokens was not answered within {usual_s:g} s{at_pace}, and before slow could be told from stuck"
         return Patient(first, reckoned_s, f"{said} {error}")
+
+
+def crowded() -> bool:
+    """Has this very machine no time? True when computing takes many times as long by the clock as by the processor: a server on the same
+    machine may then be silent for minutes with nothing wrong in it."""
+    began_s, computed_s = time.monotonic(), time.process_time()
+    while time.process_time() - computed_s < _SAMPLE_S:
+        sum(range(1_000))
+    return time.monotonic() - began_s > _CROWDED * _SAMPLE_S
 
 
 async def _reckon(scene: Scene, ask: Ask, tokens: int) -> float | None:

@@ -4,7 +4,7 @@ Owns the comparison of one engine with itself: requests that may share their pre
 own, so that nothing is ever found (B). Outputs must be equal, token for token. Work is taken in slices that keep its structure: MMLU by
 subject, cold; the others after their common shots have been served once, as all but the first of hundreds of requests find it; agents with
 all their steps, each asked when the one before has been answered (``--full-size``: every request, nothing served before). B computes a
-share of A's requests, chosen to stand for all. Rates are requests per second.
+share of A's requests, chosen to stand for all. Rates are requests per second, B's as if its prompts were as long as A's on average.
 """
 
 from __future__ import annotations
@@ -100,7 +100,9 @@ def pair(rig: Rig, work: Workload, waves: Waves, apart: int, *, cold: bool, take
     without = rig.run([asks[at] for at in places], apart=True)
     check_equal(work.label, replace(without, outputs=tuple(outputs[at] for at in places)), without)
     taken.on.append(len(asks) / sum(ran.seconds for ran in runs))
-    taken.off.append(without.request_rate)
+    # A share whose prompts are a little longer than those of all would look slower by as much.
+    longer = (without.prompt_tokens / len(places)) / (sum(len(ask.prompt) for ask in asks) / len(asks))
+    taken.off.append(without.request_rate * longer)
     taken.compared += len(places)
     taken.requests += len(asks)
     taken.prompt_tokens += sum(ran.prompt_tokens for ran in runs)

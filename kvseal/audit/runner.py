@@ -109,7 +109,7 @@ async def _run_probes(settings: AuditSettings, scene: Scene, report: Report, pro
         if unfinished:
             result.unproven.append(_unfinished(unfinished))
             cut_off.append((probe, result))
-            spent = f"{unfinished}; raise it with --budget" if budget.spent else ""
+            spent = "the budget is spent; raise it with --budget" if budget.spent else ""
         if not spent and (dead := await _dead(scene)) is not None:
             result.find(dead)
             spent = "the server stopped answering"

@@ -4,9 +4,9 @@ Owns two loads (256-token prompts with 128-token answers, 1,024 with 192) on thr
 prompts and one for answers, two colocated with the best chunk size, two colocated that compute every prompt in one step. Limits: TTFT 10
 times, and the longest tenth of the gaps between tokens 3 times what a request takes alone; goodput is the highest rate with 90 % in time.
 
-Everything twice: simulated, with a latency model fitted here just before, and measured over HTTP with real servers at four rates. A way
-that gets less than half of the requests done in time is not measured at higher rates, and whatever is open `PATIENCE_S` after the last
-arrival counts as late: the command ends in minutes however slow the machine is.
+Simulated, with a latency model fitted here just before, and measured over HTTP with real servers at four rates: the split and the way that
+the target compares it with, all three and more requests with ``--full-size``. A way that gets less than half of the requests done in time
+is not measured at higher rates, and whatever is open `PATIENCE_S` after the last arrival counts as late: the command ends in minutes.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ LIMITS = "ttft=10x,tbt=3x"
 CHUNKS = (64, 128, 256, 512)
 IN_TIME = 0.9
 SIMULATED_REQUESTS, QUICK_SIMULATED = 300, 60
-SHARES = (0.4, 0.7, 1.0, 1.3)
+SHARES = (0.6, 0.8, 1.0, 1.2)
 """Measured rates, as shares of the best one that was predicted."""
 SPAN_S, QUICK_SPAN_S = 12.0, 3.0
 """For the arrivals of one rate."""
-LEAST_REQUESTS = 10
+LEAST_REQUESTS, FULL_REQUESTS = 6, 40
+"""Of one rate: what a few minutes allow at less than a request per second, and with ``--full-size``."""
 PATIENCE_S = 15.0
 HOPELESS = 0.5
 """Of the requests in time: higher rates are not measured."""
@@ -141,6 +142,8 @@ def measured(context: Context, case: Case, ways: Sequence[Way]) -> dict[str, Poi
     top = max((way.found.rate for way in ways), default=0.0)
     found: dict[str, Points] = {}
     for way in ways if top else ():
+        if way.name not in (SPLIT, case.against) and not context.full_size:
+            continue
         try:
             with servers(way.commands(model)) as urls:
                 found[way.name] = _shares(context, case, way, urls, top)
@@ -151,11 +154,12 @@ def measured(context: Context, case: Case, ways: Sequence[Way]) -> dict[str, Poi
 
 def _shares(context: Context, case: Case, way: Way, urls: Sequence[str], top: float) -> Points:
     span_s = QUICK_SPAN_S if context.quick else SPAN_S
+    least = FULL_REQUESTS if context.full_size else LEAST_REQUESTS
     run_served(urls, case.trace.at_rate(8.0, 2, poisson=False), patience_s=PATIENCE_S)  # whatever happens once happens here
     points: list[tuple[float, float]] = []
     for number, share in enumerate(SHARES):
         rate = share * top
-        jobs = case.trace.at_rate(rate, max(LEAST_REQUESTS, round(rate * span_s)), poisson=True, seed=4 + number)
+        jobs = case.trace.at_rate(rate, max(least, round(rate * span_s)), poisson=True, seed=4 + number)
         records = run_served(urls, jobs, seed=number, patience_s=PATIENCE_S)
         points.append((rate, attainment(records, way.slo)))
         context.say(f"{case.name}, {way.name} at {rate:.3g} req/s: {points[-1][1]:.0%} of {len(jobs)} in time")
@@ -167,12 +171,11 @@ def _shares(context: Context, case: Case, way: Way, urls: Sequence[str], top: fl
 def goodput(points: Points) -> float:
     """The highest rate with `IN_TIME`, between two measured ones by a straight line; 0 where the lowest misses."""
     best = 0.0
-    for (rate, share), after in zip(points, (*points[1:], None), strict=True):
+    passed = 1.0
+    for rate, share in points:
         if share < IN_TIME:
-            break
-        best = rate
-        if after is not None and after[1] < IN_TIME:
-            best = rate + (after[0] - rate) * (share - IN_TIME) / (share - after[1])
+            return best + (rate - best) * (passed - IN_TIME) / (passed - share) if best else 0.0
+        best, passed = rate, share
     return best
 
 
@@ -191,6 +194,8 @@ def entries_of(case: Case, ways: Sequence[Way], found: dict[str, Points]) -> lis
             f"{name}: " + ", ".join(f"{share:.0%} at {rate:.3g}" for rate, share in points) for name, points in found.items()
         )
         rates = {name: goodput(points) for name, points in found.items()}
+        if other not in found and other != case.against:
+            continue
         entries.append(_ratio(case, other, rates, "measured", f"MEASURED over HTTP; {limits}; in time: {shares}"))
     return entries
 

@@ -83,17 +83,8 @@ class Ledger:
         except IndexError:
             raise LawBroken(Law.L3, f"a stamp names a page outside the pool of {self.pages}") from None
 
-    def require_sealed(self, page: int, scope_words: tuple[int, int], ordinal: int) -> None:
-        """Raises `LawBroken` unless this is a sealed page of this scope with this ordinal (L4, L6, L7)."""
-        if self.state_at[page] != PageState.SEALED:
-            raise LawBroken(Law.L7, f"page {page} would be shared before it is sealed")
-        if self.scope_at[2 * page] != scope_words[0] or self.scope_at[2 * page + 1] != scope_words[1]:
-            raise LawBroken(Law.L4, f"page {page} belongs to another scope")
-        if self.ordinal_at[page] != ordinal:
-            raise LawBroken(Law.L6, f"page {page} has ordinal {self.ordinal_at[page]}, not {ordinal}")
-
     def require_sealed_run(self, pages: array[int], scope_words: tuple[int, int], first_ordinal: int) -> None:
-        """`require_sealed` for pages with consecutive ordinals; a call for each page would cost more than its comparisons."""
+        """Raises `LawBroken` unless these are sealed pages of this scope with consecutive ordinals (L4, L6, L7)."""
         sealed, (first_word, second_word) = int(PageState.SEALED), scope_words
         if len(pages) > runs.FEW_PAGES and runs.are_sealed(self, pages, sealed, scope_words, first_ordinal):
             return
@@ -101,7 +92,14 @@ class Ledger:
         for ordinal, page in enumerate(pages, first_ordinal):
             ours = scope_at[2 * page] == first_word and scope_at[2 * page + 1] == second_word
             if not ours or state_at[page] != sealed or ordinal_at[page] != ordinal:
-                self.require_sealed(page, scope_words, ordinal)
+                raise self._unfit(page, sealed, scope_words, ordinal)
+
+    def _unfit(self, page: int, sealed: int, scope_words: tuple[int, int], ordinal: int) -> LawBroken:
+        if self.state_at[page] != sealed:
+            return LawBroken(Law.L7, f"page {page} would be shared before it is sealed")
+        if self.scope_at[2 * page] != scope_words[0] or self.scope_at[2 * page + 1] != scope_words[1]:
+            return LawBroken(Law.L4, f"page {page} belongs to another scope")
+        return LawBroken(Law.L6, f"page {page} has ordinal {self.ordinal_at[page]}, not {ordinal}")
 
     def evictable(self) -> npt.NDArray[np.bool_]:
         """[pages]; True where evicting the page would make it free."""

@@ -437,3 +437,36 @@ def test_check_finds_a_table_that_its_grant_does_not_hold(manager: KVManager, da
     with pytest.raises(LawBroken) as caught:
         manager.check()
     assert caught.value.law is law
+
+
+def test_growing_many_is_all_or_nothing_and_stays_within_the_context(manager: KVManager) -> None:
+    one, two = (serve(manager, name, scope, TOKENS[:4]) for name, scope in (("a", ALICE), ("b", BOB)))
+    inside = serve(manager, "c", ALICE, TOKENS[:6])
+    before = manager.usage()
+    assert manager.grow_each([inside]) and manager.usage() == before, "it has room"
+    rest = manager.pool.reserve(manager.pool.free_pages - 1, ALICE)
+    assert rest is not None
+    assert not manager.grow_each([one, inside, two]) and manager.usage().free == 1 and one.room_tokens == two.room_tokens == 4
+    rest.release()
+    assert manager.grow_each([one, inside, two]) and (one.room_tokens, inside.room_tokens, two.room_tokens) == (8, 8, 8)
+    for grant in (one, two, inside):
+        manager.drop(grant)
+    with pytest.raises(LawBroken, match="law L2 "):
+        manager.grow_each([one])
+    manager.check()
+
+
+def test_committing_many_refuses_what_was_not_computed(manager: KVManager) -> None:
+    one, two = (serve(manager, name, scope, TOKENS[:6]) for name, scope in (("a", ALICE), ("b", BOB)))
+    manager.commit_each([one, two], [6, 6], [TOKENS[6]] * 2, [(), ()])
+    assert (one.table.valid_tokens, two.table.valid_tokens) == (7, 7)
+    for start, digests, law in ((6, (), "L5"), (8, (), "L5"), (7, (), "L7"), (7, (b"d" * 16,) * 2, "L7")):
+        with pytest.raises(LawBroken, match=f"law {law} "):
+            manager.commit_each([one], [start], [TOKENS[7]], [digests])
+    manager.commit_each([one, two], [7, 7], [TOKENS[7]] * 2, [tuple(digests_of(scope, TOKENS, 1, 2)) for scope in (ALICE, BOB)])
+    assert one.pin.pages == two.pin.pages == 2 and manager.probe(ALICE, TOKENS[:9]) == 8
+    manager.drop(one)
+    with pytest.raises(LawBroken, match="law L2 "):
+        manager.commit_each([one], [8], [1], [()])
+    manager.drop(two)
+    manager.check()

@@ -62,3 +62,8 @@ def _decrypt_zero(keys: tuple[int, ...]) -> int:
         x = ((x ^ key) - y) & mask
         x = ((x << 8) | (x >> 24)) & mask
     return (x << 32) | y
+
+
+def test_many_at_once_are_the_ones_that_would_come_one_by_one() -> None:
+    one_by_one, at_once = NonceSource(b"a secret", batch=16), NonceSource(b"a secret", batch=16)
+    assert [*at_once.take(5), at_once.next(), *at_once.take(40)] == [one_by_one.next() for _ in range(46)]

@@ -324,3 +324,66 @@ def test_wipe_sees_every_page_that_goes_back_to_free_and_no_other(geometry: KVGe
     assert wiped == pages[2:]
     ticket.release()
     assert wiped == [*pages[2:], pages[1]]
+
+
+def test_one_page_is_taken_only_where_one_is_free(pool: PagePool) -> None:
+    with leased(pool, 8) as lease, breaks(Law.L2):
+        pool.extend_one(lease)
+    assert states(pool) == [8, 0, 0, 0, 0]
+
+
+def test_one_page_is_sealed_by_open_handles_whole_and_of_one_scope(pool: PagePool) -> None:
+    pin, other = pool.pin(array("Q"), ALICE), pool.pin(array("Q"), BOB)
+    with leased(pool, 2) as lease:
+        for reader, digest in ((other, DIGEST), (pin, b"short")):
+            with breaks(Law.L7):
+                pool.seal_one(lease, reader, digest)
+        other.release()
+        with breaks(Law.L2):
+            pool.seal_one(lease, other, DIGEST)
+        nonce, lease.stamps[1] = lease.stamps[1], 5
+        with breaks(Law.L3):
+            pool.seal_one(lease, pin, DIGEST)
+        lease.stamps[1] = nonce
+        page, _ = pool.seal_one(lease, pin, DIGEST)
+        assert states(pool) == [6, 1, 1, 0, 0] and pool.digest(page) == DIGEST
+    pin.release()
+
+
+def test_one_page_enters_the_cache_in_its_scope_behind_its_parent(pool: PagePool) -> None:
+    pin = sealed(pool, 1, cached=True)
+    parent, ledger = pin.stamps[0], pool.ledger
+    lease = pool.reserve(2, ALICE, first_ordinal=1)
+    assert lease is not None
+    page = lease.stamps[0]
+    word = int(ledger.scope[page, 1])
+    ledger.scope[page, 1] = 3
+    with breaks(Law.L4):
+        pool.seal_one(lease, pin, DIGEST, parent)
+    ledger.scope[page, 1], ledger.ordinal[page] = word, 4
+    with breaks(Law.L6):
+        pool.seal_one(lease, pin, DIGEST, parent)
+    ledger.ordinal[page] = 1
+    assert pool.seal_one(lease, pin, DIGEST, parent)[0] == page and ledger.cached[page]
+    lease.release()
+    pin.release()
+    assert states(pool) == [6, 0, 2, 0, 0] and pool.evictable_pages == 2
+
+
+def test_long_runs_are_refused_like_short_ones() -> None:
+    """More pages than are looked at one by one."""
+    pool = PagePool(KVGeometry(layers=1, kv_heads=1, head_dim=4, page_tokens=4), 64, secret=b"long runs")
+    pin = sealed(pool, 40, cached=True)
+    words, good = pin.scope_words, array("Q", pin.stamps)
+    pool.require_sealed(good, words, 0)
+    for place, value, law in ((0, 9_999, Law.L3), (31, 5, Law.L3), (31, 0, Law.L3)):
+        bad = array("Q", good)
+        bad[place] = value
+        with breaks(law):
+            pool.require_sealed(bad, words, 0)
+    for first, scope, law in ((1, words, Law.L6), (0, (words[0], 1), Law.L4)):
+        with breaks(law):
+            pool.require_sealed(good, scope, first)
+    with breaks(Law.L2):
+        pool.enter_cache(good)
+    pin.release()

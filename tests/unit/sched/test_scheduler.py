@@ -15,6 +15,7 @@ from kvseal.core.errors import (
     SamplingFailed,
     Unavailable,
 )
+from kvseal.core.events import TokensEvent
 from kvseal.core.ids import RequestId
 from kvseal.core.laws import Law
 from kvseal.core.outcome import Cancelled, Completed, Failed, FinishReason, Refused
@@ -284,6 +285,29 @@ def test_failed_sampling_fails_its_request_alone() -> None:
     failed = RowResult(RequestId("a"), failed=SamplingFailed("not finite"))
     rig.scheduler.apply(BatchResult(batch.step, (failed, result_of(batch).rows[1])))
     assert rig.engine.stats().outcomes["failed"] == 1 and rig.scheduler.running == 1
+
+
+def test_one_decoder_that_ends_or_breaks_in_flight_leaves_the_others_as_they_were() -> None:
+    for kind in ("cancelled", "broken"):
+        rig = Rig()
+        answers = {name: rig.submit(name, prompt(index, 9), 12) for index, name in enumerate("abc")}
+        for _ in range(3):
+            rig.step()
+        batch = rig.scheduler.schedule()
+        assert all(len(row.tokens) == 1 for row in batch.rows), "all decode"
+        result = rig.runner.run(batch, rig.kv.ledger_nonces)
+        if kind == "cancelled":
+            rig.cancel("b")
+        else:
+            row = batch.rows[1]
+            broken = BrokenSeal(Law.L3, page=row.table.stamps[0], ordinal=0, layer=0, check="nonce")
+            result = BatchResult(result.step, (result.rows[0], RowResult(row.request_id, broken=broken), result.rows[2]))
+        told = rig.scheduler.apply(result)
+        assert [event.tokens for event in told if isinstance(event, TokensEvent)] == [result.rows[0][1:2], result.rows[2][1:2]]
+        rig.run()
+        for index, name in ((0, "a"), (2, "c")):
+            whole, told_later = truth(prompt(index, 9), 12), answers[name].tokens
+            assert len(told_later) == 11 and sorted([*told_later, result.rows[index].token]) == sorted(whole)
 
 
 # --- order, sharing, pages ---

@@ -69,6 +69,8 @@ async def _malformed(scene: Scene, result: ProbeResult) -> None:
 def _judge_malformed(scene: Scene, result: ProbeResult, name: str, due: str, reply: Reply) -> bool:
     shown = (Exhibit(name, "", f"status {reply.status} {reply.note}: {reply.text[:200]!r}"),)
     fault: tuple[str, Confidence, str, str] | None = None
+    if reply.status == 503:
+        return False  # A server that takes nothing now says nothing about this input.
     if reply.status >= 500:
         fault = (
             "honesty.crash-on-input",
@@ -138,7 +140,7 @@ async def _burst(scene: Scene, result: ProbeResult) -> None:
         _judge_burst(result, answer)
     served = sum(answer.ok for answer in answers)
     refused = sum(answer.status in (429, 503) for answer in answers)
-    if served + refused == len(answers):
+    if served and served + refused == len(answers):
         result.proved.append(
             f"{len(answers)} requests in bursts of {count}: {served} answered, {refused} refused with 429 or 503, none hung"
         )

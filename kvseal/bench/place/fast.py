@@ -25,7 +25,8 @@ from kvseal.sched.policy import peak_growth_tokens
 
 
 class _Sequence:
-    """`left_tokens` of its prompt are to be computed here, behind `start_tokens` that are there; then `outputs` tokens come."""
+    """`left_tokens` of its prompt are to be computed here, behind `start_tokens` that are there; then `outputs` tokens come. None left:
+    it was handed over with the first token of its answer, and decodes from its first step on."""
 
     __slots__ = ("index", "left_tokens", "outputs", "skips_first", "start_tokens")
 
@@ -35,7 +36,7 @@ class _Sequence:
         self.left_tokens = left_tokens
         self.outputs = outputs
         self.skips_first = skips_first
-        """Its first token was sent by the worker that computed the prompt."""
+        """Its first token was sent by the worker that computed the prompt, and the next one here is not told yet."""
 
 
 class _Lane:
@@ -120,8 +121,12 @@ class _Lane:
                 self._blocked = True
                 return
             self.line.popleft()
-            self.prefills.append(one)
             running += 1
+            if not one.left_tokens:
+                self.decoders.append(one)
+                left -= 1
+                continue
+            self.prefills.append(one)
             count = min(left, one.left_tokens)
             chunks.append((one, count))
             left -= count
@@ -249,8 +254,10 @@ class _Run:
 
     def _handed_over(self, index: int) -> None:
         job, worker = self._jobs[index], self._back_of[index]
-        tail = (job.prompt_tokens - 1) % worker.kind.page_tokens + 1
-        self._submit(worker, _Sequence(index, job.prompt_tokens - tail, tail, job.output_tokens, True))
+        if job.output_tokens > 1:
+            self._submit(worker, _Sequence(index, job.prompt_tokens, 0, job.output_tokens - 1, True))
+        else:
+            self._left(worker, index)
 
     def _submit(self, worker: _Worker, one: _Sequence) -> None:
         lane = worker.lanes[0]
@@ -303,8 +310,7 @@ class _Run:
         """Its prompt is computed, and its first token with it; whether it has ended here."""
         lane.prefills.remove(one)
         one.outputs -= 1
-        if not one.skips_first:
-            self._tally.token(one.index, self._now_s)
+        self._tally.token(one.index, self._now_s)
         if one.outputs:
             lane.decoders.append(one)
             return False
@@ -318,6 +324,8 @@ class _Run:
             if job.output_tokens > 1 and not self._only_front:
                 self._push(self._now_s + self._latency.handoff_s(job.prompt_tokens), _HANDED_OVER, index)
                 return
+            if index in self._back_of:
+                self._back_of[index].outstanding_tokens -= answer_work(job)
         else:
             worker.outstanding_tokens -= answer_work(job)
         self._tally.ended(index)

@@ -35,7 +35,7 @@ class Role(Enum):
     PREFILL = "prefill"
     """Computes prompts and the first token."""
     DECODE = "decode"
-    """Receives prompts computed elsewhere, and computes the token after them once more, as the engine's decode nodes do."""
+    """Receives prompts computed elsewhere, with the first token of the answer."""
 
 
 class EventClock:
@@ -128,14 +128,16 @@ class Instance:
         step = step_of(batch)
         if self.role is not Role.DECODE:
             return step
-        for row in batch.rows:  # pages come with a prompt, all but the one that it ends in: the tokens of that one are computed here
+        for row in batch.rows:  # pages come with a prompt, and the token after it: that one is computed here
             if len(row.tokens) > 1 and row.request_id in self._arrived:
                 self._arrived.discard(row.request_id)  # after a preemption it is computed like any other
                 length, end = len(row.tokens), row.start + len(row.tokens)
-                tail = (end - 1) % self.kind.page_tokens + 1
                 step = step._replace(
-                    prefill_tokens=step.prefill_tokens - length + tail,
-                    pairs=step.pairs - _pairs(row.start, length) + _pairs(end - tail, tail),
+                    prefill_rows=step.prefill_rows - 1,
+                    prefill_tokens=step.prefill_tokens - length,
+                    pairs=step.pairs - _pairs(row.start, length),
+                    decode_rows=step.decode_rows + 1,
+                    decode_context=step.decode_context + end,
                 )
         return step
 

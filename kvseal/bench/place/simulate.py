@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from kvseal.bench.place.instance import SCOPE, WHOLE_TOKENS, EventClock, Instance, Lane, Prompts, Role
+from kvseal.bench.place.instance import SCOPE, TOKEN, WHOLE_TOKENS, EventClock, Instance, Lane, Prompts, Role
 from kvseal.bench.place.latency import Latency, WorkerKind
 from kvseal.bench.place.routing import Routing, answer_work
 from kvseal.bench.place.slo import SLO, Record
@@ -121,8 +121,6 @@ class _Run:
         back = [one for one in self._instances.values() if one.role is not Role.PREFILL]
         self._routing = Routing(front, back, direct_tokens=latency.direct_tokens)
         self._back_of: dict[int, Instance] = {}
-        self._twice: set[int] = set()
-        """Requests whose decode worker has not computed its first token."""
 
     def run(self) -> Outcome:
         for index, job in enumerate(self._jobs):
@@ -174,17 +172,17 @@ class _Run:
             self._wake(back)
 
     def _handed_over(self, index: int) -> None:
+        """All pages of the prompt have come, and the token after it: the decode worker goes on with that."""
         instance = self._back_of[index]
-        request_id = self._submit(instance, index, self._jobs[index].output_tokens)
+        request_id = self._submit(instance, index, self._jobs[index].output_tokens - 1, (TOKEN,))
         instance.comes_computed(request_id)
-        self._twice.add(index)
         self._wake(instance)
 
-    def _submit(self, instance: Instance, index: int, outputs: int) -> RequestId:
+    def _submit(self, instance: Instance, index: int, outputs: int, answer: tuple[int, ...] = ()) -> RequestId:
         job = self._jobs[index]
         request = Request(
             request_id=RequestId(str(index)),
-            prompt_tokens=self._prompts.of(index, job.prompt_tokens, job.blocks, job.block_tokens),
+            prompt_tokens=(*self._prompts.of(index, job.prompt_tokens, job.blocks, job.block_tokens), *answer),
             max_output_tokens=outputs,
             scope=SCOPE,
             sampling=SAMPLING,
@@ -207,13 +205,11 @@ class _Run:
 
     def _step_ends(self, instance: Instance, lane: Lane) -> None:
         self._steps += 1
-        now_s, tally, twice = self._clock.at_s, self._tally, self._twice
+        now_s, tally = self._clock.at_s, self._tally
         for event in instance.finish(lane):
             index = int(event.request_id)
             if type(event) is not TokensEvent:
                 self._ended(instance, index)
-            elif index in twice and instance.role is Role.DECODE:  # the token after the prompt: the prefill worker has sent it
-                twice.discard(index)
             else:
                 tally.tokens(index, now_s, 1)
         self._wake(instance)
@@ -222,9 +218,11 @@ class _Run:
         job = self._jobs[index]
         if instance.role is Role.PREFILL:
             instance.outstanding_tokens -= job.prompt_tokens
-            if index in self._back_of:
+            if index in self._back_of and job.output_tokens > 1:
                 self._push(self._clock.at_s + self._latency.handoff_s(job.prompt_tokens), _HANDED_OVER, index)
                 return
+            if index in self._back_of:
+                self._back_of[index].outstanding_tokens -= answer_work(job)
         else:
             instance.outstanding_tokens -= answer_work(job)
         self._tally.ended(index)

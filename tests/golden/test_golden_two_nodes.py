@@ -89,7 +89,7 @@ async def two_nodes(config: EngineConfig, listen: str | None) -> tuple[dict[str,
 WAYS = {"fp16 over shm": ("fp16", None), "int4 over shm": ("int4", None), "fp16 over tcp": ("fp16", "127.0.0.1")}
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["int4 over shm", "fp16 over tcp", pytest.param("fp16 over shm", marks=pytest.mark.slow)])
 def test_two_nodes_answer_like_one(way: str, demo_model_path: Path) -> None:
     kv_dtype, listen = WAYS[way]
     config = EngineConfig(model=demo_model_path, kv_dtype=kv_dtype, pool_tokens=8_192, threads=1)

@@ -195,13 +195,14 @@ void Decoder::each_block(int tokens, Activations& to, Body&& body) {
 void Decoder::run_layers() {
     each_token([&](int t) { embed(t); });
     for (int i = 0; i < m_.layers; ++i) {
-        each_block(tokens_, x_, [&](int t) { norm_into(t, layers_[static_cast<size_t>(i)].attn_norm, x_); });
+        const auto norm = [&](int t) { norm_into(t, layers_[static_cast<size_t>(i)].attn_norm, x_); };
+        each_block(tokens_, x_, norm);
         guard_.check_append(i);
         if (i + 1 == m_.layers && hidden_tokens_ < tokens_) {
             project_heads(i, {false, true});
             guard_.advance(i);
             narrow();
-            each_block(tokens_, x_, [&](int t) { norm_into(t, layers_[static_cast<size_t>(i)].attn_norm, x_); });
+            each_block(tokens_, x_, norm);
             project_heads(i, {true, false});
         } else {
             project_heads(i, {true, true});
@@ -396,7 +397,7 @@ void Decoder::logits(const float* hidden, int rows, float* out) {
     const Inputs in = head_.inputs();
     const Outputs to{out, m_.vocab_size, nullptr, 1.0f, false};
     const int chunks = ceil_div(lm_head_.row_blocks, HEAD_BLOCKS);
-        const auto unit = [&](int64_t u, int) {
+    const auto unit = [&](int64_t u, int) {
         const int block = static_cast<int>(u % chunks) * HEAD_BLOCKS, row = static_cast<int>(u / chunks) * UNIT_TOKENS;
         const int row_end = std::min(row + UNIT_TOKENS, rows), block_end = std::min(block + HEAD_BLOCKS, lm_head_.row_blocks);
         k_.linear(lm_head_, in, row, row_end, block, block_end, to);

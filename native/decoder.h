@@ -87,8 +87,8 @@ class Decoder {
   private:
     struct AttendUnit {
         int row, kv_head, heads, token, tokens;  // token: first of the unit, counted within the row
-        int partition;                    // -1: all of them
-        int64_t partial;                  // place in partials_
+        int partition;                           // -1: all of them
+        int64_t partial;                         // place in partials_
     };
     struct Heads {
         bool queries, keys;  // keys: and values

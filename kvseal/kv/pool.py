@@ -146,8 +146,8 @@ class PagePool:
 
     def seal_one(self, lease: Lease, pin: Pin, digest: bytes, parent_page: int | None = None) -> tuple[int, int]:
         """`seal` for one page; returns it and its nonce. With `parent_page` the prefix cache holds it from now on, behind that one."""
-        if not (lease.open and pin.open):
-            raise LawBroken(Law.L2, "a page is sealed through a handle that was released")
+        self._require_open(lease)
+        self._require_open(pin)
         ledger, held, (low, high) = self.ledger, lease.stamps, pin.scope_words
         if not held or lease.scope_words != pin.scope_words or len(digest) != DIGEST_BYTES:
             raise LawBroken(Law.L7, "sealing needs a 16-byte digest, a leased page, and a pin of the same scope")

@@ -160,15 +160,13 @@ static inline const uint8_t* vectors_of(const AttendWork& w, int ordinal, bool v
     return w.kv->run(static_cast<int64_t>(w.row->page(ordinal)), w.layer, values) + head;
 }
 
-// While a page is read, the one two steps later is on its way, vector by vector: K of all pages of the partition, then V, then K of the next
-// partition, if the unit goes on to it.
+// While a page is read, the one two steps later is on its way, vector by vector: K of all pages of the partition, then V.
 constexpr int PAGES_AHEAD = 2;
 template <KVKind KIND>
 static inline const uint8_t* vectors_ahead(const AttendWork& w, int ordinal, int first, int last, bool values) {
-    const int ahead = ordinal + PAGES_AHEAD;
+    const int ahead = ordinal + PAGES_AHEAD, next = first + ahead - last - 1;
     if (ahead <= last) return vectors_of<KIND>(w, ahead, values);
-    if (!values) return vectors_of<KIND>(w, least(first + ahead - last - 1, last), true);
-    return vectors_of<KIND>(w, ahead * w.kv->page_tokens < w.first_position + w.tokens && w.row->has(*w.kv, ahead) ? ahead : last, false);
+    return vectors_of<KIND>(w, least(next, last), true);
 }
 
 // Calls body(block, head) for all of [begin, end), K or V, in blocks of slots: pages as they lie, head after head, or, for many queries of
@@ -190,7 +188,10 @@ static inline void each_block(const AttendWork& w, const Scratch& scratch, int p
         if (DIRECT) {
             block.vectors = vectors_of<KIND>(w, ordinal, values);
             block.ahead = vectors_ahead<KIND>(w, ordinal, first, last, values) - block.vectors;
-            for (int head = 0; head < w.heads; ++head, block.vectors += bytes_of<KIND>(static_cast<int64_t>(kv.page_tokens) * dims)) body(block, head);
+            for (int head = 0; head < w.heads; ++head) {
+                body(block, head);
+                block.vectors += bytes_of<KIND>(static_cast<int64_t>(kv.page_tokens) * dims);
+            }
         } else {
             block.vectors = reinterpret_cast<const uint8_t*>(scratch.block);
             block.ahead = 0;

@@ -28,15 +28,15 @@ class _Sequence:
     """`left_tokens` of its prompt are to be computed here, behind `start_tokens` that are there; then `outputs` tokens come. None left:
     it was handed over with the first token of its answer, and decodes from its first step on."""
 
-    __slots__ = ("index", "left_tokens", "outputs", "skips_first", "start_tokens")
+    __slots__ = ("index", "left_tokens", "outputs", "start_tokens", "untold")
 
-    def __init__(self, index: int, start_tokens: int, left_tokens: int, outputs: int, skips_first: bool) -> None:
+    def __init__(self, index: int, start_tokens: int, left_tokens: int, outputs: int) -> None:
         self.index = index
         self.start_tokens = start_tokens
         self.left_tokens = left_tokens
         self.outputs = outputs
-        self.skips_first = skips_first
-        """Its first token was sent by the worker that computed the prompt, and the next one here is not told yet."""
+        self.untold = not left_tokens
+        """Handed over, and no token of it told here yet: the next one is the one that the hand-off delayed."""
 
 
 class _Lane:
@@ -248,14 +248,14 @@ class _Run:
             self._push(self._now_s + self._latency.handoff_s(job.prompt_tokens), _HANDED_OVER, index)
         elif front_worker is not None:
             front_worker.outstanding_tokens += job.prompt_tokens
-            self._submit(front_worker, _Sequence(index, 0, job.prompt_tokens, 1, False))
+            self._submit(front_worker, _Sequence(index, 0, job.prompt_tokens, 1))
         elif back_worker is not None:
-            self._submit(back_worker, _Sequence(index, 0, job.prompt_tokens, job.output_tokens, False))
+            self._submit(back_worker, _Sequence(index, 0, job.prompt_tokens, job.output_tokens))
 
     def _handed_over(self, index: int) -> None:
         job, worker = self._jobs[index], self._back_of[index]
         if job.output_tokens > 1:
-            self._submit(worker, _Sequence(index, job.prompt_tokens, 0, job.output_tokens - 1, True))
+            self._submit(worker, _Sequence(index, job.prompt_tokens, 0, job.output_tokens - 1))
         else:
             self._left(worker, index)
 
@@ -286,12 +286,12 @@ class _Run:
         for one in lane.decoders:
             one.start_tokens += steps
             one.outputs -= steps
-            if one.skips_first and steps > 1:  # the token that the hand-off delayed, apart from those after it
+            if one.untold and steps > 1:  # apart from those after it
                 self._tally.token(one.index, lane.began_s + lane.first_s)
                 self._tally.tokens(one.index, self._now_s, steps - 1)
             else:
                 self._tally.tokens(one.index, self._now_s, steps)
-            one.skips_first = False
+            one.untold = False
             if not one.outputs:
                 done = True
                 self._left(lane.worker, one.index)

@@ -15,7 +15,7 @@ from pathlib import Path
 from kvseal.bench.peers import machine, report
 from kvseal.bench.peers.catalogue import Peer, Place, catalogue
 from kvseal.bench.peers.engines import Engine, start
-from kvseal.bench.peers.figures import Results
+from kvseal.bench.peers.figures import Measurement, Results
 from kvseal.bench.peers.schedule import Interleaved, Plan, Runner
 from kvseal.bench.peers.setup import Setup, StepFailed
 from kvseal.bench.peers.workload import SCENARIOS, Scenario
@@ -68,19 +68,23 @@ def _compare(options: argparse.Namespace, place: Place, scenarios: list[Scenario
         most_times_ours=options.stop_at,
     )
     runners = [Runner(peer.name, PeerStarter(peer, place), ours=peer.ours, skips=peer.skips) for peer in peers]
-    results = Results(Interleaved(plan, runners, say=_say).run())
-    for runner in runners:
-        if "start" in runner.failures:
-            absent[runner.name] = runner.failures["start"]
-    story = report.Story(
-        place=place, peers=peers, runners=runners, absent=absent, scenarios=scenarios, results=results, quick=options.quick
-    )
+
+    def told(measured: list[Measurement]) -> report.Story:
+        """The run as far as it has come, also in the files asked for: whoever ends it early has that."""
+        why = absent | {runner.name: runner.failures["start"] for runner in runners if "start" in runner.failures}
+        results = Results(measured)
+        story = report.Story(
+            place=place, peers=peers, runners=runners, absent=why, scenarios=scenarios, results=results, quick=options.quick
+        )
+        if options.json:
+            options.json.write_text(report.as_json(story), encoding="utf-8")
+        if options.html:
+            options.html.write_text(report.as_html(story), encoding="utf-8")
+        return story
+
+    story = told(Interleaved(plan, runners, say=_say, keep=told).run())
     print(report.text(story))
-    if options.json:
-        options.json.write_text(report.as_json(story), encoding="utf-8")
-    if options.html:
-        options.html.write_text(report.as_html(story), encoding="utf-8")
-    return 0 if results.measurements else 1
+    return 0 if story.results.measurements else 1
 
 
 def _set_up(place: Place, peers: Sequence[Peer]) -> tuple[list[Peer], dict[str, str]]:

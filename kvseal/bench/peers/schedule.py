@@ -67,10 +67,19 @@ class Runner:
 class Interleaved:
     """One run of a `Plan` over some runners."""
 
-    def __init__(self, plan: Plan, runners: Sequence[Runner], *, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        runners: Sequence[Runner],
+        *,
+        say: Callable[[str], None],
+        keep: Callable[[list[Measurement]], object] = lambda measured: None,
+    ) -> None:
+        """keep: gets everything measured so far after each round of a scenario, so that a run which is ended early is not lost."""
         self._plan = plan
         self._runners = list(runners)
         self._say = say
+        self._keep = keep
         self._measured: list[Measurement] = []
         self._took_s: dict[tuple[str, str], float] = {}
         """(engine, scenario) -> seconds of its last repetition."""
@@ -86,10 +95,14 @@ class Interleaved:
                 for scenario in self._plan.scenarios:
                     if self._fits(scenario, repetition, time.monotonic() - began):
                         self._round(scenario, repetition)
+                        self._keep(self._scored())
         finally:
             for runner in self._runners:
                 runner.stop()
             signal.signal(signal.SIGTERM, before)
+        return self._scored()
+
+    def _scored(self) -> list[Measurement]:
         return [each for each in self._measured if each.scenario not in self._failures(each.engine)]
 
     def _begin(self, runner: Runner) -> None:

@@ -96,3 +96,14 @@ def test_skipped_scenarios_are_not_run() -> None:
 def test_no_repetition_starts_that_would_end_after_the_budget() -> None:
     found = run(plan(BATCH, repetitions=5, budget_s=0.0), runner(DiaryEngine("a", [])))
     assert len(found) == 1, "the first always runs"
+
+
+def test_what_is_measured_is_kept_after_each_round() -> None:
+    kept: list[int] = []
+    Interleaved(
+        plan(BATCH, PREFILL, repetitions=2),
+        [runner(DiaryEngine("a", [])), runner(DiaryEngine("b", []))],
+        say=lambda line: None,
+        keep=lambda measured: kept.append(len(measured)),
+    ).run()
+    assert kept == [2, 4, 6, 8]

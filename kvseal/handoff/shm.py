@@ -51,7 +51,7 @@ class SharedMemory(Pulling):
         super().__init__(self.name, self.map, wake)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(self._address)
-        self._door = Door(listener, self._admit)
+        self._door = Door(listener, self._prove, self._serve)
 
     @property
     def endpoint(self) -> bytes:
@@ -73,11 +73,13 @@ class SharedMemory(Pulling):
 
     # --- the sender's side, on the door's threads ------------------------------------------------------------
 
-    def _admit(self, sock: socket.socket) -> None:
+    def _prove(self, sock: socket.socket) -> str:
         _pid, user, _group = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
         if user != os.getuid():
             raise NotTrusted("the dialer runs as another user")
-        listen(sock, Listener(self._secret, _PURPOSE, self.incarnation))
+        return listen(sock, Listener(self._secret, _PURPOSE, self.incarnation))
+
+    def _serve(self, sock: socket.socket, _receiver: str) -> None:
         socket.send_fds(sock, [_SHAPE.pack(*self._shape)], [self._file])
         sock.settimeout(None)
         sock.recv(1)  # returns when the other side closes: until then this side's end tells it that we live

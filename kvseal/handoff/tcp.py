@@ -77,7 +77,7 @@ class TCP(Pulling):
         except OSError as error:
             raise ConfigError(f"cannot listen for page transfers on {host}:{port}: {error.strerror or error}") from None
         self.host, self.port = host, int(listener.getsockname()[1])
-        self._door = Door(listener, self._admit, wrap=self._inside_tls)
+        self._door = Door(listener, self._prove, self._serve, wrap=None if tls is None else self._inside_tls)
 
     @property
     def endpoint(self) -> bytes:
@@ -113,10 +113,15 @@ class TCP(Pulling):
     # --- the sender's side, on the door's threads ------------------------------------------------------------
 
     def _inside_tls(self, sock: socket.socket) -> socket.socket:
-        return sock if self._tls is None else self._tls.server.wrap_socket(sock, server_side=True)
+        """The handshake is a part of the proof."""
+        return sock if self._tls is None else self._tls.server.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
 
-    def _admit(self, sock: socket.socket) -> None:
-        receiver = listen(sock, Listener(self._secret, _PURPOSE, self.incarnation))
+    def _prove(self, sock: socket.socket) -> str:
+        if isinstance(sock, ssl.SSLSocket):
+            sock.do_handshake()
+        return listen(sock, Listener(self._secret, _PURPOSE, self.incarnation))
+
+    def _serve(self, sock: socket.socket, receiver: str) -> None:
         _tune(sock)
         while True:
             magic, pages, batch, name = _ASK.unpack(read_exactly(sock, _ASK.size))

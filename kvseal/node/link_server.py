@@ -2,13 +2,15 @@
 
 Owns every router's connection and the requests that came over it: a router that is lost has its requests cancelled. Never serves anything
 before the proof, and never restarts the engine (the worker's own `NodeClient` does). Laws: L11 (each request of a router ends once, or with
-the connection), and bounded: so many routers, so many bytes that a router does not read.
+the connection), and bounded: so many routers, so many bytes that a router does not read, so many who have not proven anything yet (a flood
+of them pushes out its own first ones), and a line of the log a second about them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -24,6 +26,9 @@ from kvseal.node.channel import HANDSHAKE_S, Channel, prove_to_router, server_co
 from kvseal.node.node_client import Leg, NodeClient
 
 MAX_ROUTERS = 32
+MAX_STRANGERS = 64
+SAY_EVERY_S = 1.0
+"""How often the log speaks of those who were turned away."""
 MAX_UNREAD_BYTES = 64 * 2**20
 MAX_CARRIED = 4096
 """Hand-offs whose other end is remembered; older ones have long ended."""
@@ -52,6 +57,9 @@ class LinkServer:
         self._secret = secret
         self._tls = tls
         self._routers: set[_Router] = set()
+        self._strangers: dict[asyncio.StreamWriter, None] = {}
+        self._turned_away = 0
+        self._said_s = float("-inf")
         self._of_handoff: dict[str, Carrier] = {}
         self._server: asyncio.Server | None = None
         node.on_relay, node.on_lost, node.on_cache = self._relayed, self._engine_lost, self._cache_changed
@@ -81,9 +89,9 @@ class LinkServer:
     async def _came(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = writer.get_extra_info("peername")
         try:
-            channel = await prove_to_router(reader, writer, self._secret)
+            channel = await self._proven(reader, writer)
         except (NotTrusted, OSError, EOFError, TimeoutError) as error:
-            _log.warning("turned away %s: %s", peer, error or type(error).__name__)
+            self._turn_away(peer, error)
             writer.close()
             return
         if len(self._routers) >= MAX_ROUTERS or self._node.card is None:
@@ -99,6 +107,24 @@ class LinkServer:
         finally:
             self._routers.discard(router)
             router.close()
+
+    async def _proven(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Channel:
+        self._strangers[writer] = None
+        if len(self._strangers) > MAX_STRANGERS:
+            first = next(iter(self._strangers))
+            del self._strangers[first]
+            first.transport.abort()
+        try:
+            return await prove_to_router(reader, writer, self._secret)
+        finally:
+            self._strangers.pop(writer, None)
+
+    def _turn_away(self, peer: object, error: BaseException) -> None:
+        self._turned_away += 1
+        now_s = time.monotonic()
+        if now_s - self._said_s >= SAY_EVERY_S:
+            _log.warning("turned away %s: %s (%d so far)", peer, error or type(error).__name__, self._turned_away)
+            self._said_s = now_s
 
     # --- what the node says ---
 

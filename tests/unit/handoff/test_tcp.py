@@ -226,25 +226,6 @@ def test_a_receiver_that_reads_nothing_does_not_hold_the_senders_pages() -> None
     far.close()
 
 
-def test_only_so_many_callers_are_inside(far: TCP, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvseal.handoff.door.MAX_CALLERS", 2)
-    inside = [trusted(far), trusted(far), socket.create_connection((far.host, far.port), 5)]
-    try:
-        assert _closed(inside[-1]), "one too many is turned away"
-    finally:
-        for sock in inside:
-            sock.close()
-
-
-def _closed(sock: socket.socket) -> bool:
-    try:
-        return not sock.recv(1)
-    except TimeoutError:
-        return False
-    except ConnectionError:
-        return True
-
-
 def test_a_connection_is_used_again_and_a_frozen_one_is_left(near: Near, far: TCP) -> None:
     _, moves = filled()
     for _ in range(3):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from contextlib import suppress
 
 import pytest
 
@@ -96,6 +97,28 @@ def test_two_workers_and_a_router() -> None:
                     await asyncio.sleep(0.05)
 
     asyncio.run(run())
+
+
+def test_a_flood_of_strangers_keeps_no_router_out(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvseal.node.link_server.MAX_STRANGERS", 8)
+
+    async def run() -> None:
+        async with worker(config("decode")) as (_, links):
+            remote = await RemoteNode.connect(HOST, links.port, secret=SECRET)
+            flood = [await asyncio.open_connection(HOST, links.port) for _ in range(40)]
+            for at, (_, writer) in enumerate(flood):
+                writer.write(b"GET / HTTP/1.1\r\n\r\n" * 30 if at % 2 else b"\0")
+            other = await RemoteNode.connect(HOST, links.port, secret=SECRET)
+            assert remote.usable and other.usable and len(links._strangers) <= 8
+            for reader, writer in flood[:32]:
+                with suppress(ConnectionError):
+                    assert not await asyncio.wait_for(reader.read(1), 10), "nobody is told anything"
+                writer.close()
+            await remote.close()
+            await other.close()
+
+    asyncio.run(run())
+    assert 0 < sum("turned away" in record.message for record in caplog.records) < 10
 
 
 def test_a_front_arranges_the_hand_off() -> None:

@@ -335,6 +335,10 @@ class Stepper:
         """Answers as `Sampler.draw` gives them, breaks, and (row, digest) of the pages that became full (None: one is not full).
         None for a step of another kind: nothing has happened."""
 
+    @property
+    def kernel_seconds(self) -> float:
+        """Spent in layers and logits, by all steps so far."""
+
 class Sampler:
     """Logits [n, vocab] become tokens, the rows shared out among its threads."""
 

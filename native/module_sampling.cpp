@@ -128,7 +128,9 @@ void add_sampling(nb::module_& m) {
         .def("draw", &draw, nb::arg("logits"), nb::arg("asks"))
         .def("greedy", &greedy, nb::arg("logits"))
         .def("logprobs", &logprobs, nb::arg("logits"), nb::arg("tokens"), nb::arg("top"));
-    nb::class_<Stepper>(m, "Stepper").def("decode", &Stepper::decode, nb::arg("rows"), nb::arg("ledger_nonces"));
+    nb::class_<Stepper>(m, "Stepper")
+        .def("decode", &Stepper::decode, nb::arg("rows"), nb::arg("ledger_nonces"))
+        .def_prop_ro("kernel_seconds", &Stepper::kernel_seconds);
 }
 
 }  // namespace binding

@@ -4,6 +4,7 @@
 // the one kind of step there is most of. Between two steps the kernels have driven everything else out of the caches, so each line of
 // Python there costs many times what it costs in a loop of its own. Leaves every other kind of step to the runner.
 #pragma once
+#include <chrono>
 #include <cstring>
 #include <unordered_map>
 
@@ -88,12 +89,15 @@ class Stepper {
         bool full = true;
         {
             nb::gil_scoped_release unlocked;
-            breaks_ = decoder_.forward(step_);
+            in_kernels([&] { breaks_ = decoder_.forward(step_); });
             full = digest();
             draw();
         }
         return results(n, full);
     }
+
+    // Of layers and logits, all steps so far: what a step costs beyond them is for the benchmarks to say.
+    double kernel_seconds() const { return kernel_seconds_; }
 
   private:
     enum Field { TOKENS = 1, START, TABLE, SAMPLING, SAMPLES, HISTORY, PROMPT_TOKENS };
@@ -101,6 +105,13 @@ class Stepper {
 
     static nb::handle item(const nb::tuple& rows, size_t row, Field field) {
         return PyTuple_GET_ITEM(PyTuple_GET_ITEM(rows.ptr(), static_cast<Py_ssize_t>(row)), field);
+    }
+
+    template <class Kernel>
+    void in_kernels(Kernel&& kernel) {
+        const auto began = std::chrono::steady_clock::now();
+        kernel();
+        kernel_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
     }
 
     static bool all_decode(const nb::tuple& rows) {
@@ -195,7 +206,7 @@ class Stepper {
         for (int64_t first = 0; first < n; first += LOGITS_ROWS) {
             const int64_t some = std::min(LOGITS_ROWS, n - first);
             logits_.resize(std::max(logits_.size(), static_cast<size_t>(some * sampler_.vocab())));
-            decoder_.logits(hidden_.data() + first * width, static_cast<int>(some), logits_.data());
+            in_kernels([&] { decoder_.logits(hidden_.data() + first * width, static_cast<int>(some), logits_.data()); });
             block_.assign(draws_.begin() + first, draws_.begin() + first + some);
             sampler_.draw(logits_.data(), block_, block_drawn_);
             std::move(block_drawn_.begin(), block_drawn_.end(), drawn_.begin() + first);
@@ -214,6 +225,7 @@ class Stepper {
     Sampler sampler_;
     const int page_tokens_;
     nb::object native_of_, point_of_;
+    double kernel_seconds_ = 0.0;
     std::unordered_map<PyObject*, std::pair<nb::object, Sampling>> sampling_;
 
     // The step in progress.

@@ -24,6 +24,7 @@ BENCHMARKS: dict[str, tuple[str, ...]] = {
     "start": ("16",),
     "linear": ("13",),
     "decode": ("9",),
+    "step": ("9",),
     "scheduler": ("7",),
     "lookup": ("8",),
     "growth": ("growth",),

@@ -48,11 +48,15 @@ class Watcher:
         self._inner = inner
         return self
 
-    def run(self, batch: Batch, ledger_nonces: UInt64) -> BatchResult:
+    @property
+    def inner(self) -> Computes:
         if self._inner is None:
             raise RuntimeError("the watcher has no runner yet")
+        return self._inner
+
+    def run(self, batch: Batch, ledger_nonces: UInt64) -> BatchResult:
         began_s = time.perf_counter()
-        result = self._inner.run(batch, ledger_nonces)
+        result = self.inner.run(batch, ledger_nonces)
         if self.on_step is not None:
             self.on_step(batch, time.perf_counter() - began_s)
         return result

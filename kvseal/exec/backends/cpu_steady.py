@@ -29,6 +29,11 @@ class SteadyRunner:
         self._native = native
         self._others = others
 
+    @property
+    def kernel_seconds(self) -> float:
+        """Spent in layers and logits, by all steps in which everybody decoded."""
+        return self._native.kernel_seconds
+
     def run(self, batch: Batch, ledger_nonces: UInt64) -> BatchResult:
         """As `Runner.run`."""
         rows = batch.rows

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kvseal.bench import admission, batch, decode, growth, hits, linear, lookup, noreuse, prefix, scheduler, stall
+from kvseal.bench import admission, batch, decode, growth, hits, linear, lookup, noreuse, prefix, scheduler, stall, step
 from kvseal.bench.suite import command, foreign
 from kvseal.bench.suite.board import Entry, Target
 from kvseal.bench.suite.command import Context, benchmark_main
@@ -53,6 +54,16 @@ def test_lengths_that_the_engine_does_not_know_are_met_and_change_nothing_before
     assert [len(output) for output in hidden.outputs] == [4, 7]
     assert [one[:-1] for one in known.outputs] == [one[:-1] for one in hidden.outputs]
     assert {one[-1] for one in hidden.outputs} == {rig.engine.report.vocab_size - 1}
+
+
+def test_a_step_takes_longer_than_its_kernels_and_only_steps_of_all_count(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step, "PROMPT_TOKENS", 8)
+    began_s = time.perf_counter()
+    step_s, kernel_s = step.step_and_kernels_s(rig, rows=3, steps=6)
+    assert 0 < kernel_s < step_s < time.perf_counter() - began_s
+    with pytest.raises(RunFailed, match="at no step"):
+        step.step_and_kernels_s(rig, rows=3, steps=1)
+    assert rig.watcher.on_step is None
 
 
 def test_apart_shares_nothing_and_together_shares_whole_pages(rig: Rig) -> None:

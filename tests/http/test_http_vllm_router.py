@@ -1,6 +1,6 @@
-"""The real vllm-router in front of two workers: whole and streamed answers are those of one node, and the prompt's pages go over by hand-off.
+"""The real vllm-router in front of two workers: whole and streamed answers are those of one node, and the pages go over by hand-off.
 
-A job of its own, since it needs somebody else's package: ``pip install vllm-router`` and ``pytest -m slow tests/http/test_http_vllm_router.py``.
+A job of its own, for it needs somebody else's package: ``pip install vllm-router``, ``pytest -m slow tests/http/test_http_vllm_router.py``.
 """
 
 from __future__ import annotations

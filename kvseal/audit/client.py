@@ -1,8 +1,9 @@
 """The one HTTP client of an audit: bounded, polite, and impossible to hang.
 
-Owns concurrency, the budget, back-off, deadlines and size limits. Every call returns an `Answer` or a `Reply`; nothing that a server does
-raises, except that the budget may be spent. Follows no redirect (an auditor talks to the host that it was told, and nobody else), asks for
-no compression (a small body must not become a large one), and keeps keys out of everything that it hands on.
+Owns concurrency, the budget, deadlines and size limits. Every call returns an `Answer` or a `Reply`; nothing that a server does raises,
+except that the budget may be spent, and that it may take no request at all (`kvseal.audit.backoff`). Follows no redirect (an auditor talks
+to the host that it was told, and nobody else), asks for no compression (a small body must not become a large one), and keeps keys out of
+everything that it hands on.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from types import TracebackType
 
 import httpx
 
+from kvseal.audit.backoff import BUSY, Backoff
 from kvseal.audit.budget import Budget
 from kvseal.audit.wire import Answer, Ask, End, Json, parse_json, read_error, read_event, read_whole
 
@@ -27,8 +29,6 @@ MAX_BODY_BYTES = 8 << 20
 LEAST_BODY_BYTES = 64 << 10
 TOKEN_BYTES = 4 << 10  # What one generated token may take in a body, with its logprobs and the frame of its event.
 MAX_EVENT_BYTES = 1 << 20
-MAX_RETRIES = 4
-MAX_BACKOFF_S = 20.0
 CONNECTION_LOST = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
 LEAST_SECRET_LETTERS = 4  # A shorter key is no secret, and would be found in every text.
 
@@ -80,11 +80,10 @@ class Client:
         self.budget = budget
         self.model = settings.model
         self.answers: list[Answer] = []
-        self.retries = 0
+        self.backoff = Backoff()
         self.in_flight_peak = 0
         self._in_flight = 0
         self._places = asyncio.Semaphore(settings.concurrency)
-        self._pause_until_s = 0.0
         limits = httpx.Limits(max_connections=settings.concurrency + 2, max_keepalive_connections=settings.concurrency + 2)
         self._http = _http_client(settings, limits)
         self._fresh = _http_client(settings, httpx.Limits(max_keepalive_connections=0))
@@ -97,16 +96,29 @@ class Client:
         await self._fresh.aclose()
 
     async def ask(self, ask: Ask, *, retry: bool = True, timeout_s: float | None = None) -> Answer:
-        """Sends `ask` and reads the answer. On 429 and 503 waits as told and tries again, unless `retry` is off. Raises `BudgetSpent`."""
+        """Sends `ask` and reads the answer. On 429 and 503 waits as told and tries again, unless `retry` is off.
+
+        Raises `BudgetSpent`; and `TurnedAway` where the server goes on refusing everything, also a small request.
+        """
         deadline_s = self.settings.timeout_s if timeout_s is None else timeout_s
-        for attempt in range(MAX_RETRIES + 1):
-            answer = await self._once(ask, deadline_s)
-            if not retry or answer.status not in (429, 503) or attempt == MAX_RETRIES:
+        answer = await self._once(ask, deadline_s)
+        attempt, waited_s = 0, 0.0
+        while retry and answer.status in BUSY:
+            wait_s = self.backoff.again(answer, attempt, waited_s)
+            if wait_s is None:
+                await self._given_up(ask)
                 break
-            self.retries += 1
-            wait_s = min(MAX_BACKOFF_S, answer.retry_after_s if answer.retry_after_s is not None else 0.5 * 2.0**attempt)
-            self._pause_until_s = max(self._pause_until_s, time.monotonic() + wait_s)
+            attempt, waited_s = attempt + 1, waited_s + wait_s
+            answer = await self._once(ask, deadline_s)
         return answer
+
+    async def _given_up(self, ask: Ask) -> None:
+        """Perhaps this request was too much for a server that serves others: a small one tells. Raises `TurnedAway`."""
+        if self.backoff.given_up():
+            small = Ask("Hello", max_tokens=1, chat=ask.chat, tenant=ask.tenant, prompt_tokens=32, label="does it take anybody?")
+            answer = await self._once(small, self.settings.timeout_s)
+            if answer.status in BUSY:
+                raise self.backoff.turned_away(answer)
 
     async def ask_all(self, asks: list[Ask], *, retry: bool = True) -> list[Answer]:
         """All of `asks` at once, as many in flight as the user allows; answers in the order of `asks`."""
@@ -142,7 +154,7 @@ class Client:
 
     async def _once(self, ask: Ask, deadline_s: float) -> Answer:
         async with self._places:
-            await asyncio.sleep(max(0.0, self._pause_until_s - time.monotonic()))
+            await self.backoff.wait()
             booked = max(0, ask.prompt_tokens) + ask.max_tokens
             self.budget.take(booked)
             answer = Answer(ask, number=len(self.answers) + 1)
@@ -170,6 +182,7 @@ class Client:
             finally:
                 self._in_flight -= 1
                 answer.total_s = time.monotonic() - began_s
+                self.backoff.heard(answer)
                 answer.text = self.redact(answer.text)  # A stream may have brought a key letter by letter.
                 if answer.end is End.REFUSED:
                     self.budget.settle(booked, 0)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from kvseal.audit.advisories import load
+from kvseal.audit.backoff import BUSY, TurnedAway
 from kvseal.audit.budget import Allowance, Budget, BudgetSpent
 from kvseal.audit.canary import Aviary
 from kvseal.audit.client import Client, ClientSettings, key_name
@@ -68,28 +69,34 @@ async def audit(settings: AuditSettings, progress: Progress = no_progress) -> Re
     report = Report({"address": settings.client.url}, _shown(settings, seed), datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
     async with Client(settings.client, budget) as client:
         try:
-            progress("looking around", 0.0)
-            target = await survey(client, model=settings.model, context_tokens=settings.context_tokens)
-            await meet(client, target, draw, logprobs=settings.logprobs)
-            scene = Scene(
-                client, target, Aviary(draw), draw, settings.depth, max(1, len(settings.client.keys)), settings.client.concurrency
-            )
-            if (shape := await shape_floor(scene)) is not None:
-                scene.floor = shape
-                target.notes.append(f"the same tokens in another batch shape, nothing reused, move its logprobs by {shape:.3g} nats")
-            report.target |= target.describe()
+            async with _ticking(client, "Looking around", progress):
+                scene = await _first_look(settings, client, draw)
+            report.target |= scene.target.describe()
             await _run_probes(settings, scene, report, progress)
             report.results.append(review(scene))
             if not settings.only or "offline" in settings.only:
                 await _look_offline(settings, scene, report)
         except CannotAudit as error:
             report.stopped = str(error)
+        except TurnedAway as error:
+            report.stopped = f"{error}: {_why_turned_away(error)}"
         except BudgetSpent as error:
             report.stopped = report.stopped or f"{error}; raise it with --budget"
         except asyncio.CancelledError:
             report.stopped = "interrupted; below is what was found until then"
         report.requests, report.tokens, report.seconds = budget.requests, budget.tokens, budget.elapsed_s
     return report
+
+
+async def _first_look(settings: AuditSettings, client: Client, draw: random.Random) -> Scene:
+    """What the server says about itself, and a few small questions."""
+    target = await survey(client, model=settings.model, context_tokens=settings.context_tokens)
+    await meet(client, target, draw, logprobs=settings.logprobs)
+    scene = Scene(client, target, Aviary(draw), draw, settings.depth, max(1, len(settings.client.keys)), settings.client.concurrency)
+    if (shape := await shape_floor(scene)) is not None:
+        scene.floor = shape
+        target.notes.append(f"the same tokens in another batch shape, nothing reused, move its logprobs by {shape:.3g} nats")
+    return scene
 
 
 async def _run_probes(settings: AuditSettings, scene: Scene, report: Report, progress: Progress) -> None:
@@ -104,15 +111,19 @@ async def _run_probes(settings: AuditSettings, scene: Scene, report: Report, pro
             result.skipped = spent
             continue
         budget.share(*_parts(probes[index:], scene))
-        async with _ticking(scene, probe, progress, index, len(probes)):
-            unfinished = await _run_probe(scene, probe, result)
-        if unfinished:
-            result.unproven.append(_unfinished(unfinished))
-            cut_off.append((probe, result))
-            spent = "the budget is spent; raise it with --budget" if budget.spent else ""
-        if not spent and (dead := await _dead(scene)) is not None:
-            result.find(dead)
-            spent = "the server stopped answering"
+        planned = probe.cost(scene.target, scene.depth, scene.concurrency).requests
+        try:
+            async with _ticking(scene.client, probe.title, progress, index / len(probes), 1 / len(probes), planned):
+                unfinished = await _run_probe(scene, probe, result)
+            if unfinished:
+                result.unproven.append(_unfinished(unfinished))
+                cut_off.append((probe, result))
+                spent = "the budget is spent; raise it with --budget" if budget.spent else ""
+            if not spent and (dead := await _dead(scene)) is not None:
+                result.find(dead)
+                spent = "the server stopped answering"
+        except TurnedAway as error:
+            spent = _turned_away(result, error)
     if not spent:
         await _run_again(scene, cut_off, progress)
     report.target |= scene.target.describe()
@@ -123,15 +134,18 @@ async def _run_probes(settings: AuditSettings, scene: Scene, report: Report, pro
 
 
 @asynccontextmanager
-async def _ticking(scene: Scene, probe: Probe, progress: Progress, index: int, count: int) -> AsyncIterator[None]:
-    """Tells `progress` every half second how far `probe` (number `index` of `count`) has come, by its requests: it may take minutes."""
-    budget, planned = scene.client.budget, probe.cost(scene.target, scene.depth, scene.concurrency).requests
-    before = budget.requests
+async def _ticking(
+    client: Client, title: str, progress: Progress, begin: float = 0.0, part: float = 0.0, planned: int = 1
+) -> AsyncIterator[None]:
+    """Tells `progress` every half second what is going on, and how far it has come by its requests: from `begin` on through `part` of the
+    whole, once all that are `planned` are sent. It may take minutes."""
+    budget, before = client.budget, client.budget.requests
 
     async def tick() -> None:
         while True:
             done = min(1.0, (budget.requests - before) / max(1, planned))
-            progress(f"{probe.title} ({budget.requests} requests, {budget.elapsed_s:.0f} s)", (index + done) / count)
+            waits = f", waiting {left_s:.0f} s as the server asks" if (left_s := client.backoff.left_s) >= 1.0 else ""
+            progress(f"({budget.requests} requests, {budget.elapsed_s:.0f} s{waits}) {title}", begin + part * done)
             await asyncio.sleep(0.5)
 
     ticker = asyncio.create_task(tick())
@@ -149,10 +163,11 @@ async def _run_probe(scene: Scene, probe: Probe, result: ProbeResult) -> str:
         await probe.run(scene, result)
     except BudgetSpent as error:
         unfinished = str(error)
-    budget.share(1.0)
-    result.requests += budget.requests - requests
-    result.tokens += budget.tokens - tokens
-    result.seconds += time.monotonic() - began_s
+    finally:
+        budget.share(1.0)
+        result.requests += budget.requests - requests
+        result.tokens += budget.tokens - tokens
+        result.seconds += time.monotonic() - began_s
     return unfinished
 
 
@@ -171,7 +186,11 @@ async def _run_again(scene: Scene, cut_off: list[tuple[Probe, ProbeResult]], pro
             continue
         progress(f"{probe.title} (once more)", 1.0)
         again = ProbeResult(probe.name, probe.title, findings=result.findings)
-        unfinished = await _run_probe(scene, probe, again)
+        try:
+            unfinished = await _run_probe(scene, probe, again)
+        except TurnedAway as error:
+            _turned_away(result, error)
+            return
         if not unfinished or len(again.proved) > len(result.proved):
             result.proved, result.unproven, result.series = again.proved, again.unproven, again.series
             result.unproven += [_unfinished(unfinished)] if unfinished else []
@@ -220,15 +239,17 @@ def audit_offline(shown: Shown) -> Report:
 
 
 async def _dead(scene: Scene) -> Finding | None:
-    """A finding when the server no longer answers one small request, three times in a row."""
+    """A finding when the server does not answer one small request three times in a row. Raises `TurnedAway` when it refuses all three."""
     answer = None
     for _ in range(3):
         try:
             answer = await scene.client.ask(scene.ask(filler(4, scene.draw).lstrip(), tokens=16, max_tokens=1, label="still there?"))
         except BudgetSpent:
             return None
-        if answer.status:
+        if answer.status and answer.status not in BUSY:
             return None
+    if answer is not None and answer.status:
+        return None
     if answer is not None and hung(answer) and crowded():
         note = "requests were silent while the auditor's own machine had no time either; a server on it may be slow for that reason alone"
         scene.target.notes += [] if note in scene.target.notes else [note]
@@ -242,6 +263,32 @@ async def _dead(scene: Scene) -> Finding | None:
         "Read the server's log of this minute.",
         (exhibit(answer),) if answer else (),
     )
+
+
+def _turned_away(result: ProbeResult, error: TurnedAway) -> str:
+    """The server answered before, and now refuses everything: a finding where it says 503. Returns why nothing more is asked."""
+    why = _why_turned_away(error)
+    if error.answer.status == 503:
+        result.find(
+            Finding(
+                "audit.server-refuses",
+                Grade.HANG,
+                Confidence.LIKELY,
+                "the server stopped taking requests during the audit",
+                f"{error}. The requests before were answered; {why}.",
+                "Read the server's log of this minute. A server that cannot recover must end, so that something starts it again.",
+                (exhibit(error.answer),),
+            )
+        )
+    else:
+        result.unproven.append(f"not finished: {error}: {why}")
+    return "the server refuses every request"
+
+
+def _why_turned_away(error: TurnedAway) -> str:
+    if error.answer.status == 429:
+        return "what it allows is used up, or less than an audit needs: try later, with another key, or with less --concurrency"
+    return "it is not ready, has more to do than it can, or serves nobody any more"
 
 
 def _shown(settings: AuditSettings, seed: int) -> dict[str, str]:

@@ -12,13 +12,17 @@ import re
 import time
 from dataclasses import dataclass, field
 
+from kvseal.audit.backoff import BUSY
 from kvseal.audit.client import Client, Reply, key_name
 from kvseal.audit.metrics import Samples, parse_metrics
 from kvseal.audit.prompts import Gauge, filler
-from kvseal.audit.wire import Answer, Ask, End, Json, dig, whole
+from kvseal.audit.wire import MOST_ERROR_CHARS, Answer, Ask, End, Json, dig, whole
 
 FIRST_ASKS = ("first contact", "first stream", "counting tokens")
 """Labels of the requests by which a server is got to know: what it refuses there is not yet known to be wrong."""
+
+BUSY_S = 30.0
+"""So long is a server waited for that says at first that it is busy."""
 
 
 class CannotAudit(Exception):
@@ -79,6 +83,7 @@ class Target:
 
 async def survey(client: Client, *, model: str, context_tokens: int | None) -> Target:
     """Reads what the server publishes; generates nothing. Raises `CannotAudit`."""
+    began_s = time.monotonic()
     models = await _models(client)
     if models.status == 0:
         raise CannotAudit(f"{client.settings.url}/models: {models.note}. Is the server running, and does the address end in /v1?")
@@ -87,7 +92,7 @@ async def survey(client: Client, *, model: str, context_tokens: int | None) -> T
     listed = dig(models.json, "data")
     entries = [entry for entry in listed if isinstance(dig(entry, "id"), str)] if isinstance(listed, list) else []
     if not model and not entries:
-        raise CannotAudit(_no_models(client, models))
+        raise CannotAudit(_no_models(client, models, time.monotonic() - began_s))
     target = Target(model=model or str(dig(entries[0], "id")))
     if models.status != 200:
         target.notes.append(f"/models answered {models.status}")
@@ -108,13 +113,16 @@ async def survey(client: Client, *, model: str, context_tokens: int | None) -> T
     return target
 
 
-def _no_models(client: Client, models: Reply) -> str:
+def _no_models(client: Client, models: Reply, waited_s: float) -> str:
     """Why no model is known, and what to do."""
     where = f"{client.settings.url}/models answered {models.status}"
     if 300 <= models.status < 400:
         return f"{where} {models.note}: redirects are not followed, so give the address that it points to"
-    if models.status in (429, 503):
-        return f"{where} for {client.settings.timeout_s:g} s: it is not ready, or refuses everybody; try again, or give more --timeout"
+    if models.status in BUSY:
+        asked = f", and asks to come back in {models.retry_after_s:.0f} s" if models.retry_after_s else ""
+        said = str(dig(models.json, "error", "message") or "")[:160]
+        said = f" ({said!r})" if said else ""
+        return f"{where}{said} for {waited_s:.0f} s{asked}: it is not ready, or refuses everybody; try again later, or give more --timeout"
     if models.status != 200:
         return f"{where}: does the address end in /v1? If the server lists no models, name one with --model"
     if models.json is None:
@@ -124,15 +132,17 @@ def _no_models(client: Client, models: Reply) -> str:
 
 
 async def _models(client: Client) -> Reply:
-    """What /models says. A server that still loads its model answers 503: it is waited for as long as a request may take."""
-    until_s = time.monotonic() + client.settings.timeout_s
+    """What /models says. A server that says 503 since it loads its model is waited for as long as a request may take, another that is busy
+    for half a minute, and none that asks to come back later than that."""
+    began_s = time.monotonic()
     while True:
         reply = await client.get("/models", timeout_s=client.settings.timeout_s)
-        left_s = until_s - time.monotonic()
-        if reply.status not in (429, 503) or left_s <= 0:
+        loads = reply.status == 503 and "load" in reply.text[:MOST_ERROR_CHARS].lower()
+        until_s = began_s + client.settings.timeout_s if loads else began_s + min(BUSY_S, client.settings.timeout_s)
+        wait_s = max(0.05, reply.retry_after_s if reply.retry_after_s is not None else 1.0)
+        if reply.status not in BUSY or time.monotonic() + wait_s > until_s:
             return reply
-        wait_s = reply.retry_after_s if reply.retry_after_s is not None else 1.0
-        await asyncio.sleep(min(left_s, max(0.05, wait_s)))
+        await asyncio.sleep(wait_s)
 
 
 async def _ask_around(client: Client, target: Target) -> None:
@@ -175,9 +185,11 @@ def _pool_of_metrics(target: Target, samples: Samples) -> None:
 
 
 async def meet(client: Client, target: Target, draw: random.Random, *, logprobs: bool = True) -> None:
-    """Asks a few small questions: which endpoints answer, with logprobs, in streams, and how prompts are counted. Raises `CannotAudit`."""
+    """Asks a few small questions: which endpoints answer, with logprobs, in streams, and how prompts are counted. Raises `CannotAudit`,
+    and `TurnedAway` where only a busy server was heard."""
     client.model = target.model
     refusals: list[str] = []
+    answer: Answer | None = None
     for chat in (False, True):
         answer = await _try_one(client, target, chat, draw, (5, 1, 0) if logprobs else (0,))
         if answer is None or not answer.ok:
@@ -190,6 +202,8 @@ async def meet(client: Client, target: Target, draw: random.Random, *, logprobs:
         else:
             target.completions = True
         target.cached_counts = target.cached_counts or answer.cached_tokens is not None
+    if not target.kinds and answer is not None and answer.status in BUSY:
+        raise client.backoff.turned_away(answer)
     if not target.kinds:
         hint = ". Is the key right (--keys)?" if any(": 401 " in said or ": 403 " in said for said in refusals) else ""
         raise CannotAudit("no endpoint generates: " + "; ".join([*refusals, *target.notes]) + hint)
@@ -204,7 +218,7 @@ async def _try_one(client: Client, target: Target, chat: bool, draw: random.Rand
     for count in counts:
         ask = Ask(filler(8, draw).lstrip(), max_tokens=2, chat=chat, logprobs=count, prompt_tokens=16, label=FIRST_ASKS[0])
         answer = await client.ask(ask)
-        if answer.ok or answer.end not in (End.REFUSED, End.MALFORMED) or answer.status in (401, 403, 404, 405):
+        if answer.ok or answer.end not in (End.REFUSED, End.MALFORMED) or answer.status in (401, 403, 404, 405, *BUSY):
             break
     if answer is not None and answer.ok:
         target.logprobs[chat] = max((len(step.top) for step in answer.steps), default=0) or int(bool(answer.steps))

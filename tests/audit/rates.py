@@ -1,8 +1,8 @@
 """Detection and false-alarm rates of the auditor against the stand-in: ``python -m tests.audit.rates --seeds 20 --out rates.jsonl``.
 
 Each switch is run with each seed and the probe that is due, at depth quick (more depth finds no less); each honest server, of many kinds,
-gets the whole audit. Prints the tables that
-stand in docs/audit.md. One line of JSON a run goes to ``--out``, so that a job can be stopped and taken up again.
+gets the whole audit. Prints the tables that stand in docs/audit.md. One line of JSON a run goes to ``--out``, so that a job can be stopped
+and taken up again.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import json
 import random
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,28 +70,33 @@ def _jobs(seeds: int, honest: int, first: int, switches: list[str]) -> Iterator[
                 yield fault, seed
 
 
-def _run_missing(path: Path, seeds: int, honest: int, first: int, switches: list[str]) -> list[dict[str, Any]]:
+def _run_job(job: tuple[str, int]) -> dict[str, Any]:
+    """One line of the measurement."""
+    fault, seed = job
+    if fault:
+        report = asyncio.run(run_one(fault, seed, traits=traits_for(fault, seed), only=(FAULTS[fault][0],), depth=Depth.QUICK))
+    else:
+        report = asyncio.run(run_one("", seed, traits=honest_traits(seed), timeout_s=20.0))
+    return {
+        "fault": fault,
+        "seed": seed,
+        "rules": [finding.rule for finding in report.findings],
+        "detected": found(fault, report) if fault else False,
+        "stopped": report.stopped,
+        "requests": report.requests,
+        "seconds": round(report.seconds, 2),
+    }
+
+
+def _run_missing(path: Path, jobs: list[tuple[str, int]], workers: int) -> list[dict[str, Any]]:
+    """Runs those of `jobs` that are not in `path` yet, `workers` at once: most of an audit of a server that hangs is waiting."""
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     have = {(row["fault"], row["seed"]) for row in rows}
-    for fault, seed in _jobs(seeds, honest, first, switches):
-        if (fault, seed) in have:
-            continue
-        if fault:
-            report = asyncio.run(run_one(fault, seed, traits=traits_for(fault, seed), only=(FAULTS[fault][0],), depth=Depth.QUICK))
-        else:
-            report = asyncio.run(run_one("", seed, traits=honest_traits(seed), timeout_s=20.0))
-        row = {
-            "fault": fault,
-            "seed": seed,
-            "rules": [finding.rule for finding in report.findings],
-            "detected": found(fault, report) if fault else False,
-            "stopped": report.stopped,
-            "requests": report.requests,
-            "seconds": round(report.seconds, 2),
-        }
-        rows.append(row)
-        with path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+    with ProcessPoolExecutor(workers) as pool, path.open("a") as file:
+        for done in as_completed([pool.submit(_run_job, job) for job in jobs if job not in have]):
+            rows.append(done.result())
+            file.write(json.dumps(rows[-1]) + "\n")
+            file.flush()
     return rows
 
 
@@ -122,8 +128,10 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=1, help="begin with this seed, to share the work among processes")
     parser.add_argument("--switches", default=",".join(FAULTS), help="only these, parted by commas (default: all)")
     parser.add_argument("--out", type=Path, default=Path("audit-rates.jsonl"))
+    parser.add_argument("--workers", type=int, default=2, help="so many audits at once, each in a process of its own")
     options = parser.parse_args()
-    print(table(_run_missing(options.out, options.seeds, options.honest, options.first, options.switches.split(","))))
+    jobs = list(_jobs(options.seeds, options.honest, options.first, options.switches.split(",")))
+    print(table(_run_missing(options.out, jobs, options.workers)))
 
 
 if __name__ == "__main__":

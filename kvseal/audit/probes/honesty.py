@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+from kvseal.audit.backoff import BUSY
 from kvseal.audit.client import Reply
 from kvseal.audit.findings import Confidence, Exhibit, Finding, Grade, ProbeResult
 from kvseal.audit.probes.base import Cost, Depth, Probe, Scene, exhibit, hung
@@ -69,7 +70,7 @@ async def _malformed(scene: Scene, result: ProbeResult) -> None:
 def _judge_malformed(scene: Scene, result: ProbeResult, name: str, due: str, reply: Reply) -> bool:
     shown = (Exhibit(name, "", f"status {reply.status} {reply.note}: {reply.text[:200]!r}"),)
     fault: tuple[str, Confidence, str, str] | None = None
-    if reply.status == 503:
+    if reply.status in BUSY:
         return False  # A server that takes nothing now says nothing about this input.
     if reply.status >= 500:
         fault = (

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from kvseal.audit.backoff import TurnedAway
 from kvseal.audit.findings import Confidence, Finding, Grade, ProbeResult
 from kvseal.audit.probes.base import Cost, Depth, Probe, Scene, exhibit, hung
 from kvseal.audit.probes.limit_findings import found_accepted, found_truncation, judge_failure, refused_near, short_count
 from kvseal.audit.probes.patience import MOST_ASKS, ask_patiently
 from kvseal.audit.probes.truncation import CONTROL_TOKENS, whole_prompt_is_read
 from kvseal.audit.target import Target, numbers_in
-from kvseal.audit.wire import End
+from kvseal.audit.wire import Answer, End
 
 ASSUMED_CONTEXT_TOKENS = 8_192
 LEAST_CONTEXT_TOKENS = 64
@@ -50,11 +51,16 @@ async def run(scene: Scene, result: ProbeResult) -> None:
         result.unproven.append("the server counts tokens nowhere, so prompts could not be sized to the limit")
         return
     await _measure_pace(scene)
-    counts_ok = await _inside(scene, result, limit)
-    await _between(scene, result, limit)
-    await _over(scene, result, limit)
-    if counts_ok and _fits(scene, result, limit):
-        await whole_prompt_is_read(scene, result, limit)
+    try:
+        counts_ok = await _inside(scene, result, limit)
+        await _between(scene, result, limit)
+        await _over(scene, result, limit)
+        if counts_ok and _fits(scene, result, limit):
+            await whole_prompt_is_read(scene, result, limit)
+    except TurnedAway as refused:
+        if refused.answer.status == 503 and scene.alone_s:
+            _found_takes_server(scene, result, refused.answer)
+        raise
     await _alive(scene, result)
 
 
@@ -80,10 +86,10 @@ def _text(scene: Scene, tokens: int, chat: bool) -> str:
 
 
 async def _measure_pace(scene: Scene) -> None:
-    """How long a small prompt takes on the idle server."""
+    """How long a small prompt takes on the idle server; stays 0 where it is not answered."""
     chat = scene.target.plain
     first = await scene.client.ask(scene.ask(_text(scene, 32, chat), tokens=32, max_tokens=4, label="small prompt before"))
-    scene.alone_s = max(scene.alone_s, first.total_s)
+    scene.alone_s = max(scene.alone_s, first.total_s if first.ok else 0.0)
 
 
 async def _learn_limit(scene: Scene, result: ProbeResult) -> None:
@@ -211,19 +217,24 @@ async def _alive(scene: Scene, result: ProbeResult) -> None:
     if answer.ok:
         result.proved.append("a small prompt is still answered after the oversize ones")
     elif hung(answer) or answer.end is End.CUT or answer.status >= 500:
-        result.find(
-            Finding(
-                "limits.hang-takes-server",
-                Grade.HANG,
-                Confidence.PROVEN,
-                "after prompts at and over the limit, small ones are not answered either",
-                f"A prompt of 64 tokens ended as {answer.end.value}, status {answer.status} ({answer.note or answer.error_message[:160]});"
-                f" before, it took {scene.alone_s:.2f} s.",
-                "One request that cannot fit must not stop the others.",
-                (exhibit(answer),),
-                ("https://github.com/vllm-project/vllm/issues/39734",),
-            )
+        _found_takes_server(scene, result, answer)
+
+
+def _found_takes_server(scene: Scene, result: ProbeResult, answer: Answer) -> None:
+    """`answer` is what a small prompt got afterwards."""
+    result.find(
+        Finding(
+            "limits.hang-takes-server",
+            Grade.HANG,
+            Confidence.PROVEN,
+            "after prompts at and over the limit, small ones are not answered either",
+            f"A small prompt ended as {answer.end.value}, status {answer.status} ({answer.note or answer.error_message[:160]});"
+            f" before, it took {scene.alone_s:.2f} s.",
+            "One request that cannot fit must not stop the others.",
+            (exhibit(answer),),
+            ("https://github.com/vllm-project/vllm/issues/39734",),
         )
+    )
 
 
 PROBE = Probe("limits", "Limits: the advertised context is real, and what goes over it is refused", cost, run)

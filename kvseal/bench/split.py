@@ -4,15 +4,17 @@ Owns two loads (256-token prompts with 128-token answers, 1,024 with 192) on thr
 prompts and one for answers, two colocated with the best chunk size, two colocated that compute every prompt in one step. Limits: TTFT 10
 times, and the longest tenth of the gaps between tokens 3 times what a request takes alone; goodput is the highest rate with 90 % in time.
 
-Simulated, with a latency model fitted here just before, and measured over HTTP with real servers at four rates: the split and the way that
-the target compares it with, all three and more requests with ``--full-size``. A way that gets less than half of the requests done in time
-is not measured at higher rates, and whatever is open `PATIENCE_S` after the last arrival counts as late: the command ends in minutes.
+Simulated, with a latency model fitted here just before, and measured over HTTP with real servers: the split and the way that the target
+compares it with, all three and more requests with ``--full-size``. Each way's own goodput is looked for, from its predicted rate on: down
+while requests are late, up while they are not, then between. Whatever is open `PATIENCE_S` after the last arrival counts as late, and no
+rate is begun that `WAY_S` leaves no time for: the command ends in minutes, and says which rates a way without a goodput was tried at.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from kvseal.bench.fit import Stopwatch, fitted, measure
@@ -32,15 +34,18 @@ LIMITS = "ttft=10x,tbt=3x"
 CHUNKS = (64, 128, 256, 512)
 IN_TIME = 0.9
 SIMULATED_REQUESTS, QUICK_SIMULATED = 300, 60
-SHARES = (0.6, 0.8, 1.0, 1.2)
-"""Measured rates, as shares of the best one that was predicted."""
+SHARES = (0.1, 0.2, 0.6, 0.8, 1.0, 1.2, 1.6)
+"""Simulated rates of a plot, as shares of the best one that was predicted."""
+UP, DOWN, CLOSE = 1.4, 2.0, 1.15
+"""From one measured rate to the next; and how near two may be with no other between."""
+MOST_RATES = 7
+WAY_S, QUICK_WAY_S = 150.0, 25.0
+"""For all rates of one way (with ``--full-size`` ten times as long)."""
 SPAN_S, QUICK_SPAN_S = 12.0, 3.0
 """For the arrivals of one rate."""
 LEAST_REQUESTS, FULL_REQUESTS = 6, 40
 """Of one rate: what a few minutes allow at less than a request per second, and with ``--full-size``."""
 PATIENCE_S = 15.0
-HOPELESS = 0.5
-"""Of the requests in time: higher rates are not measured."""
 SPLIT, CHUNKED, WHOLE = "split", "chunked", "unchunked"
 
 Points = tuple[tuple[float, float], ...]
@@ -139,33 +144,58 @@ def _searched(latency: Latency, case: Case, chunks: tuple[int, ...], requests: i
 def measured(context: Context, case: Case, ways: Sequence[Way]) -> dict[str, Points]:
     """Shares in time by way. A way whose servers do not start has none."""
     model = str(resolve_model(context.model))
-    top = max((way.found.rate for way in ways), default=0.0)
     found: dict[str, Points] = {}
-    for way in ways if top else ():
+    for way in ways:
         if way.name not in (SPLIT, case.against) and not context.full_size:
             continue
         try:
             with servers(way.commands(model)) as urls:
-                found[way.name] = _shares(context, case, way, urls, top)
+                found[way.name] = _shares(context, case, way, urls)
         except ServerFailed as failed:
             context.say(f"{way.name}: {failed}")
     return found
 
 
-def _shares(context: Context, case: Case, way: Way, urls: Sequence[str], top: float) -> Points:
+def _shares(context: Context, case: Case, way: Way, urls: Sequence[str]) -> Points:
+    """Measured around the way's own goodput."""
     span_s = QUICK_SPAN_S if context.quick else SPAN_S
     least = FULL_REQUESTS if context.full_size else LEAST_REQUESTS
+    until_s = time.monotonic() + (QUICK_WAY_S if context.quick else WAY_S) * (10 if context.full_size else 1)
     run_served(urls, case.trace.at_rate(8.0, 2, poisson=False), patience_s=PATIENCE_S)  # whatever happens once happens here
-    points: list[tuple[float, float]] = []
-    for number, share in enumerate(SHARES):
-        rate = share * top
-        jobs = case.trace.at_rate(rate, max(least, round(rate * span_s)), poisson=True, seed=4 + number)
-        records = run_served(urls, jobs, seed=number, patience_s=PATIENCE_S)
-        points.append((rate, attainment(records, way.slo)))
-        context.say(f"{case.name}, {way.name} at {rate:.3g} req/s: {points[-1][1]:.0%} of {len(jobs)} in time")
-        if points[-1][1] < HOPELESS:
+
+    def lowest() -> float:
+        left_s = until_s - time.monotonic() - PATIENCE_S
+        return math.inf if left_s < span_s else least / left_s
+
+    def share(rate: float) -> float:
+        requests, seed = max(least, round(rate * span_s)), round(1_000 * rate)
+        records = run_served(urls, case.trace.at_rate(rate, requests, poisson=True, seed=seed), seed=seed, patience_s=PATIENCE_S)
+        in_time = attainment(records, way.slo)
+        context.say(f"{case.name}, {way.name} at {rate:.3g} req/s: {in_time:.0%} of {requests} in time")
+        return in_time
+
+    return looked_for(share, way.found.rate, lowest)
+
+
+def looked_for(share: Callable[[float], float], first: float, lowest: Callable[[], float]) -> Points:
+    """Rates around the highest that has `IN_TIME`, and their shares, in order. `share`: measures one; `lowest`: the lowest that there is
+    time for now, infinite when there is for none."""
+    found: dict[float, float] = {}
+    rate, kept, missed = first, 0.0, math.inf
+    while len(found) < MOST_RATES and missed > CLOSE * kept:
+        at = max(rate, lowest())
+        if at == math.inf or at >= missed or (kept and at > rate):
             break
-    return tuple(points)
+        found[at] = share(at)
+        missed = min((rate for rate, in_time in found.items() if in_time < IN_TIME), default=math.inf)
+        kept = max((rate for rate in found if rate < missed), default=0.0)
+        if not kept:
+            rate = missed / DOWN
+        elif missed == math.inf:
+            rate = kept * UP
+        else:
+            rate = math.sqrt(kept * missed)
+    return tuple(sorted(found.items()))
 
 
 def goodput(points: Points) -> float:
@@ -196,18 +226,27 @@ def entries_of(case: Case, ways: Sequence[Way], found: dict[str, Points]) -> lis
         rates = {name: goodput(points) for name, points in found.items()}
         if other not in found and other != case.against:
             continue
-        entries.append(_ratio(case, other, rates, "measured", f"MEASURED over HTTP; {limits}; in time: {shares}"))
+        entries.append(_ratio(case, other, rates, "measured", f"MEASURED over HTTP; {limits}; in time: {shares}", found))
     return entries
 
 
-def _ratio(case: Case, other: str, rates: dict[str, float], how: str, note: str) -> Entry:
+def _ratio(case: Case, other: str, rates: dict[str, float], how: str, note: str, found: dict[str, Points] | None = None) -> Entry:
     name = f"goodput {how}, {case.name}, split / {other}"
     target = case.target if other == case.against else None
     ours, theirs = rates.get(SPLIT, 0.0), rates.get(other, 0.0)
     if not ours or not theirs:
-        what = f"{SPLIT} {ours:.3g} req/s, {other} {theirs:.3g}: one of them meets the limits at no rate that was tried"
-        return missing("11", name, f"{what} ({note})", target)
+        said = "; ".join(_without(side, rates.get(side), (found or {}).get(side)) for side in (SPLIT, other))
+        return missing("11", name, f"{said} ({note})", target)
     return Entry(figure="11", name=name, a=Side(SPLIT, "req/s", (ours,)), b=Side(other, "req/s", (theirs,)), target=target, note=note)
+
+
+def _without(name: str, rate: float | None, points: Points | None) -> str:
+    """What is known of one of two sides that have no ratio."""
+    if rate:
+        return f"{name} kept the limits up to {rate:.3g} req/s"
+    if points:
+        return f"{name} kept them at no rate from {points[0][0]:.3g} to {points[-1][0]:.3g} req/s"
+    return f"{name}: no rate that was tried"
 
 
 def plot_of(latency: Latency, case: Case, ways: Sequence[Way], found: dict[str, Points]) -> Plot:
@@ -218,7 +257,7 @@ def plot_of(latency: Latency, case: Case, ways: Sequence[Way], found: dict[str, 
         if way.name in found:
             lines.append(Line(way.name, tuple((rate, 100 * share) for rate, share in found[way.name])))
         points = []
-        for share in (0.1, 0.2, *SHARES, 1.6):
+        for share in SHARES:
             jobs = case.trace.at_rate(share * top, SIMULATED_REQUESTS, poisson=True)
             outcome = simulate_fast(way.found.placement, latency, jobs)
             points.append((share * top, 100 * attainment(outcome.records, way.slo)))

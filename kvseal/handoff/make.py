@@ -34,5 +34,5 @@ def make_transport(
     if name == "tcp":
         return TCP(memory, incarnation=incarnation, secret=secret, host=host, port=port, tls=tls, wake=wake)
     if name == "nixl":
-        return Nixl(memory, incarnation=incarnation, wake=wake)
+        return Nixl(memory, incarnation=incarnation, host=host, wake=wake)
     raise ConfigError(f"there is no transport {name!r}; choose from {', '.join(TRANSPORTS)}")

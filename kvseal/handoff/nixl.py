@@ -6,16 +6,18 @@ the agent that made them has been destroyed, which is what a lane does when that
 False and the pages stay out of use. One agent per source and lane, so that destroying one costs nobody else anything; every agent's name
 is new, since a name that was known before is refused. Laws L3 (the landing compares after the bytes have come), L8, L9.
 
-NIXL's own ports are not authenticated: run it on a private network. Registered memory is never unmapped while an agent lives: `close`
-first, the arena after it.
+NIXL's own ports are not authenticated: an agent whose host is a loopback address listens there alone; elsewhere it listens on whatever
+devices it picks, so run it on a private network. Registered memory is never unmapped while an agent lives: `close` first, the arena after.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import ipaddress
 import logging
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -74,11 +76,12 @@ class Nixl(Pulling):
     name = "nixl"
     local_fence = False
 
-    def __init__(self, memory: Memory, *, incarnation: str, wake: Callable[[], None] | None = None) -> None:
+    def __init__(self, memory: Memory, *, incarnation: str, host: str = "127.0.0.1", wake: Callable[[], None] | None = None) -> None:
         self.incarnation = incarnation
         self._api = load()
         self._memory = memory
-        self._serving = _agent(self._api, _serving_name(incarnation), memory)
+        self._inside = on_loopback(host)
+        self._serving = self._agent(_serving_name(incarnation))
         super().__init__(self.name, self._dial, wake)
         self._busy = threading.Event()
         self._offered: set[str] = set()
@@ -136,7 +139,7 @@ class Nixl(Pulling):
             raise FetchFailed("the sender's endpoint is not one of NIXL") from None
         if where.agent != _serving_name(source.incarnation):
             raise FetchFailed("the endpoint is another incarnation's")
-        agent = _agent(self._api, f"kvseal-reader-{self.incarnation}-{secrets.token_hex(8)}", self._memory)
+        agent = self._agent(f"kvseal-reader-{self.incarnation}-{secrets.token_hex(8)}")
         try:
             name = agent.add_remote_agent(where.metadata)
         except self._errors() as error:
@@ -147,6 +150,25 @@ class Nixl(Pulling):
 
     def _errors(self) -> tuple[type[BaseException], ...]:
         return nixl_errors(self._api)
+
+    # --- both ------------------------------------------------------------------------------------------------
+
+    def _agent(self, name: str) -> Any:
+        api = self._api
+        config = api.nixl_agent_config(enable_prog_thread=False, backends=[], sync_mode=api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT)
+        agent = api.nixl_agent(name, config)
+        agent.create_backend("UCX", {"engine_config": "NET_DEVICES=lo"} if self._inside else {})
+        agent.register_memory([(_address(self._memory), self._memory.nbytes, 0, "")], "DRAM")
+        return agent
+
+
+def on_loopback(host: str) -> bool:
+    """Whether this host, name or address, is reached from this machine alone. One that nobody can resolve is."""
+    try:
+        addresses = {str(info[4][0]).partition("%")[0] for info in socket.getaddrinfo(host, None)}
+    except OSError:
+        return True
+    return all(ipaddress.ip_address(address).is_loopback for address in addresses)
 
 
 def nixl_errors(api: ModuleType) -> tuple[type[BaseException], ...]:
@@ -221,14 +243,6 @@ class _Reader:
 
     def close(self) -> None:
         self._agent = None
-
-
-def _agent(api: ModuleType, name: str, memory: Memory) -> Any:
-    agent = api.nixl_agent(
-        name, api.nixl_agent_config(enable_prog_thread=False, backends=["UCX"], sync_mode=api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT)
-    )
-    agent.register_memory([(_address(memory), memory.nbytes, 0, "")], "DRAM")
-    return agent
 
 
 def _address(memory: Memory) -> int:

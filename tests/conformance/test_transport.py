@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from conformance.transports import KINDS_OF_TRANSPORT, SECRET, Receiver, receiver, server, wait_for
@@ -245,6 +246,20 @@ def test_many_transfers_side_by_side(near: Receiver, far: PageServer) -> None:
         near.wait_landed(f"T{number}", 10)
         assert near.transport.fence(f"T{number}")
     assert near.right(moves[:400])
+
+
+def listening() -> set[str]:
+    """Local addresses at which this process waits for connections, as the system writes them, without ports."""
+    links = [str(file.readlink()) for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
+    sockets = {link[8:-1] for link in links if link.startswith("socket:[")}
+    lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/self/net/{name}").read_text().splitlines()[1:]]
+    return {fields[1].partition(":")[0] for fields in lines if fields[3] == "0A" and fields[9] in sockets}
+
+
+def test_what_is_told_to_stay_on_this_machine_listens_nowhere_else(kind: str) -> None:
+    before = listening()
+    with receiver(kind, 4, 1):
+        assert listening() - before <= {"0100007F"}, "127.0.0.1"
 
 
 def test_what_cannot_be_is_refused_by_name() -> None:

@@ -47,6 +47,9 @@ class Agent:
     def __del__(self) -> None:
         self.engine.living.discard(self.name)
 
+    def create_backend(self, backend: str, asked: dict[str, str]) -> None:
+        self.engine.asked.append((backend, asked))
+
     def register_memory(self, *_: object) -> None: ...
 
     def get_agent_metadata(self) -> bytes:
@@ -83,6 +86,7 @@ class Engine(ModuleType):
     def __init__(self) -> None:
         super().__init__("engine")
         self.living: set[str] = set()
+        self.asked: list[tuple[str, dict[str, str]]] = []
         self.states, self.refuses, self.released, self.looks, self.release_fails = ["PROC", "DONE"], "", 0, 0, False
         self.logger = SimpleNamespace(name="test-nixl")
         self.nixlBind = SimpleNamespace(refused=RefusedByEngine, version="0")
@@ -205,6 +209,16 @@ def test_the_sender_looks_after_the_engine_while_something_is_offered_and_only_t
         return engine.looks == looks
 
     ends.until(still)
+
+
+@pytest.mark.parametrize(
+    ("host", "inside"),
+    [("127.0.0.1", True), ("localhost", True), ("::1", True), ("nowhere.invalid", True), ("10.0.0.1", False), ("0.0.0.0", False)],
+)
+def test_on_a_loopback_address_nothing_listens_elsewhere(host: str, inside: bool, engine: Engine) -> None:
+    made = nixl.Nixl(new_arena(GEOMETRY, 8).memory, incarnation=SENDER, host=host)
+    made.close()
+    assert engine.asked == [("UCX", {"engine_config": "NET_DEVICES=lo"} if inside else {})]
 
 
 def test_reset_and_close_leave_no_agent(engine: Engine) -> None:

@@ -216,7 +216,7 @@ def _plan_text(made: Plan, settings: AuditSettings) -> str:
 
 
 class _Bar:
-    """A progress bar on the terminal, or nothing."""
+    """A progress bar on the terminal, one line of its width; or nothing."""
 
     def __init__(self, shown: bool) -> None:
         self._shown = shown
@@ -224,11 +224,19 @@ class _Bar:
     def show(self, what: str, share: float) -> None:
         if self._shown:
             full = round(24 * share)
-            print(f"\r\x1b[K[{'=' * full}{' ' * (24 - full)}] {what[:80]}", end="", file=sys.stderr, flush=True)
+            line = f"[{'=' * full}{' ' * (24 - full)}] {100 * share:3.0f} %  {terminal.shown(what)}"
+            print(f"\r\x1b[K{line[: _columns() - 1]}", end="", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
         if self._shown:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def _columns() -> int:
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
+    except OSError:
+        return 80
 
 
 def _write(options: argparse.Namespace, report: Report) -> int:

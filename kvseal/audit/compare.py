@@ -78,6 +78,14 @@ def sureness(broken: list[Difference], floor: float) -> Confidence:
     return Confidence.PROVEN if floor < 0.02 and len(broken) > 1 else Confidence.LIKELY
 
 
+def blind_spot(floor: float) -> list[str]:
+    """What could not be seen, in a sentence, where the noise is so large that a corruption may hide in it."""
+    allowed = FLOOR_FACTOR * floor
+    if allowed < SHAPE_MOVE:
+        return []
+    return [f"logprobs are so noisy here (floor {floor:.3g} nats) that no change below {allowed:.3g} nats could be told from noise"]
+
+
 def largest_move(reference: Answer, other: Answer) -> float | None:
     """The largest change of a logprob over the tokens that both began with, alternatives included; None without logprobs in both."""
     if not reference.steps or not other.steps:

@@ -145,7 +145,7 @@ async def _ticking(
         while True:
             done = min(1.0, (budget.requests - before) / max(1, planned))
             waits = f", waiting {left_s:.0f} s as the server asks" if (left_s := client.backoff.left_s) >= 1.0 else ""
-            progress(f"({budget.requests} requests, {budget.elapsed_s:.0f} s{waits}) {title}", begin + part * done)
+            progress(f"{title.partition(':')[0]} ({budget.requests} requests, {budget.elapsed_s:.0f} s{waits})", begin + part * done)
             await asyncio.sleep(0.5)
 
     ticker = asyncio.create_task(tick())
@@ -184,7 +184,7 @@ async def _run_again(scene: Scene, cut_off: list[tuple[Probe, ProbeResult]], pro
         if budget.left_s < 1.5 * result.seconds:
             budget.share(1.0)
             continue
-        progress(f"{probe.title} (once more)", 1.0)
+        progress(f"{probe.name} once more, with what is left of the budget", 1.0)
         again = ProbeResult(probe.name, probe.title, findings=result.findings)
         try:
             unfinished = await _run_probe(scene, probe, again)

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from kvseal.audit.client import ClientSettings
-from kvseal.audit.command import main
+from kvseal.audit.command import _Bar, main
 from kvseal.audit.findings import Report
 from kvseal.audit.probes.base import Depth
 from kvseal.audit.runner import PROBES, AuditSettings, audit
@@ -86,12 +86,17 @@ def test_a_clean_audit_and_its_reports(honest: _Thread, tmp_path: Path, capsys: 
 def test_findings_end_with_one_and_stand_in_every_form(faulty: _Thread, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     forms = {form: tmp_path / f"r.{form}" for form in ("json", "junit", "sarif", "html")}
     options = [word for form, path in forms.items() for word in (f"--{form}", str(path))]
-    assert main([faulty.url, "--keys", *KEYS, "--only", "limits", "--depth", "quick", "--quiet", *options]) == 1
-    assert "LIMIT [limits.silent-truncation]" in capsys.readouterr().out
+    assert main([faulty.url, "--keys", *KEYS, "--only", "limits", "--depth", "quick", *options]) == 1
+    said = capsys.readouterr()
+    assert "LIMIT [limits.silent-truncation]" in said.out and "\x1b" not in said.out
+    assert said.err == ""  # No bar where no terminal is.
     assert ElementTree.parse(forms["junit"]).getroot().get("failures") == "1"
     (result,) = json.loads(forms["sarif"].read_text())["runs"][0]["results"]
     assert result["ruleId"] == "limits.silent-truncation" and result["level"] == "error"
-    assert "limits.silent-truncation" in forms["html"].read_text()
+    page = forms["html"].read_text()
+    assert (
+        'href="#limits-limits.silent-truncation"' in page and 'id="limits-limits.silent-truncation"' in page and "over the limit of" in page
+    )
     (finding,) = json.loads(forms["json"].read_text())["results"][0]["findings"]
     assert finding["confidence"] == "proven" and finding["exhibits"]
 
@@ -146,6 +151,14 @@ def test_a_budget_too_small_for_all_is_shared_out(honest: _Thread, tmp_path: Pat
     main([honest.url, "--keys", *KEYS, "--quiet", "--depth", "quick", "--budget", "requests=70", "--json", str(target)])
     requests = {result["probe"]: result["requests"] for result in json.loads(target.read_text())["results"]}
     assert all(requests[probe.name] > 0 for probe in PROBES), requests
+
+
+def test_the_bar_fits_in_a_line_and_obeys_nobody(capsys: pytest.CaptureFixture[str]) -> None:
+    bar = _Bar(True)
+    bar.show("a long\x1b[2J word of a stranger " * 20, 0.5)
+    bar.clear()
+    first, second = capsys.readouterr().err.split("\r\x1b[K")[1:]
+    assert first.startswith("[============            ]  50 %  a long") and len(first) < 80 and "\x1b" not in first and second == ""
 
 
 def test_an_interrupted_audit_reports_what_it_found(faulty: _Thread) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kvseal.audit.compare import LEAST_MOVE, Difference, Kind, compare, largest_move, sureness
+from kvseal.audit.compare import LEAST_MOVE, Difference, Kind, blind_spot, compare, largest_move, sureness
 from kvseal.audit.findings import Confidence, Finding, Grade, ProbeResult
 from kvseal.audit.probes.base import Cost, Depth, Probe, Scene, exhibit
 from kvseal.audit.prompts import filler
@@ -103,6 +103,7 @@ def _conclude(scene: Scene, result: ProbeResult, known: list[_Known], heard: int
             )
     if not scene.target.logprobs.get(scene.target.plain):
         result.unproven.append("the server gives no logprobs, so a foreign token that was likely but not chosen could not be seen")
+    result.unproven += blind_spot(scene.floor)
     unsteady = sum(not one.steady for one in known)
     if unsteady:
         result.unproven.append(

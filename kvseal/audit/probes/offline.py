@@ -67,9 +67,8 @@ def _pool_against_context(shown: Shown, result: ProbeResult) -> None:
             Grade.LIMIT,
             Confidence.PROVEN,
             "the KV pool is smaller than the context",
-            f"{pool[1]} states a pool of {pool[0]} tokens, {context[1]} a context of {context[0]}:"
-            f" {100 * pool[0] / context[0]:.1f} %. A prompt"
-            " between the two is accepted and cannot be computed.",
+            f"The pool holds {pool[0]} tokens (by {pool[1]}), the context is {context[0]} (by {context[1]}):"
+            f" {100 * pool[0] / context[0]:.3g} % of it. A prompt between the two is accepted and cannot be computed.",
             f"Set the context to {pool[0]} or less, or enlarge the pool.",
             sources=("https://github.com/sgl-project/sglang/issues/30233", "https://github.com/sgl-project/sglang/issues/4048"),
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field, replace
 
-from kvseal.audit.compare import Difference, Kind, compare, largest_move, sureness
+from kvseal.audit.compare import Difference, Kind, blind_spot, compare, largest_move, sureness
 from kvseal.audit.findings import Confidence, Finding, Grade, ProbeResult, Series
 from kvseal.audit.probes.base import Cost, Depth, Probe, Scene, exhibit
 from kvseal.audit.prompts import filler
@@ -163,6 +163,7 @@ def _judge(scene: Scene, result: ProbeResult, cases: list[_Case]) -> None:
             f"{total - unknown} repeated answers equal the first ones ({where}): {exact} to the last digit, {numerics} within the noise"
             f" (floor {scene.floor:.3g} nats)"
         )
+    result.unproven += blind_spot(scene.floor)
     if not reused:
         result.unproven.append("no answer is known to have come from the cache, so reuse itself may not have been tested")
 

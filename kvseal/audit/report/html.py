@@ -5,10 +5,11 @@ Everything that a server said goes through escaping; the page declares a policy 
 
 from __future__ import annotations
 
+import math
 from html import escape
 from statistics import median
 
-from kvseal.audit.findings import Finding, ProbeResult, Report, Series, Verdict
+from kvseal.audit.findings import Finding, Grade, ProbeResult, Report, Series, Verdict
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _STYLE = """
@@ -35,7 +36,7 @@ _DOT_HUES = (210, 25, 140, 285, 0, 60)
 def render(report: Report) -> str:
     """A whole page."""
     address = report.target.get("address", "offline")
-    body = [f"<h1>Audit of {escape(address)}</h1>", f"<p>{_headline(report)}</p>", _overview(report)]
+    body = [f"<h1>Audit of {escape(address)}</h1>", f"<p>{_headline(report)}</p>", _worst_first(report), _overview(report)]
     body += [_probe(result) for result in report.results]
     body += ["<h2>What was audited</h2>", _table(report.target), "<h2>How</h2>", _table(report.settings)]
     body.append(
@@ -64,6 +65,26 @@ def _headline(report: Report) -> str:
     return f'{word} <span class="soft">({used})</span>'
 
 
+def _worst_first(report: Report) -> str:
+    """Every finding in one line that leads to its evidence."""
+    order = list(Grade)
+    entries = sorted(
+        ((finding, result.probe) for result in report.results for finding in result.findings), key=lambda pair: order.index(pair[0].grade)
+    )
+    rows = "".join(
+        f'<tr><th class="found">{escape(finding.grade.value)}</th>'
+        f'<td><a href="#{_anchor(probe, finding)}">{escape(finding.title)}</a></td>'
+        f'<td class="soft">{escape(finding.confidence.value)}</td></tr>'
+        for finding, probe in entries
+    )
+    return f"<h2>Findings, worst first</h2><table>{rows}</table><h2>Probes</h2>" if rows else ""
+
+
+def _anchor(probe: str, finding: Finding) -> str:
+    """Where a finding stands on the page: no probe finds one rule twice."""
+    return escape(f"{probe}-{finding.rule}", quote=True)
+
+
 def _overview(report: Report) -> str:
     rows = "".join(
         f'<tr><th class="{_CLASSES[result.verdict]}">{escape(result.verdict.value)}</th><td>{escape(result.title)}</td>'
@@ -75,7 +96,7 @@ def _overview(report: Report) -> str:
 
 def _probe(result: ProbeResult) -> str:
     parts = [f'<h2>{escape(result.title)} <span class="{_CLASSES[result.verdict]}">{escape(result.verdict.value)}</span></h2>']
-    parts += [_finding(finding) for finding in result.findings]
+    parts += [_finding(finding, _anchor(result.probe, finding)) for finding in result.findings]
     for name, points in (
         ("Proved", result.proved),
         ("Not proved", result.unproven),
@@ -88,7 +109,7 @@ def _probe(result: ProbeResult) -> str:
     return "\n".join(parts)
 
 
-def _finding(finding: Finding) -> str:
+def _finding(finding: Finding, anchor: str) -> str:
     evidence = "".join(
         f"<li><code>{escape(exhibit.request)}</code>{' (' + escape(exhibit.what) + ')' if exhibit.what else ''}"
         f"<br><code>{escape(exhibit.came_back)}</code>"
@@ -97,7 +118,7 @@ def _finding(finding: Finding) -> str:
     )
     sources = " ".join(_link(source) for source in finding.sources)
     return (
-        f'<div class="finding"><h3>{escape(finding.title)}</h3>'
+        f'<div class="finding" id="{anchor}"><h3>{escape(finding.title)}</h3>'
         f'<p class="soft">{escape(finding.grade.value)}, {escape(finding.confidence.value)},'
         f" <code>{escape(finding.rule)}</code></p><p>{escape(finding.proof)}</p>"
         + (f"<ul>{evidence}</ul>" if evidence else "")
@@ -121,7 +142,7 @@ def _plot(title: str, groups: list[Series]) -> str:
     """One row a group, one dot a measurement, a bar at the median; the axis starts at zero."""
     if not groups:
         return ""
-    top = max(max(series.values) for series in groups) or 1.0
+    top = _round_up(max(max(series.values) for series in groups) or 1.0)
     left, width, row = 210, 560, 34
     height = row * len(groups) + 46
     parts = [
@@ -143,6 +164,12 @@ def _plot(title: str, groups: list[Series]) -> str:
         x, value = left + width * step / 4, top * step / 4
         parts.append(f'<text x="{x:.1f}" y="{base + 16}" text-anchor="middle">{_amount(value, groups[0].unit)}</text>')
     return "\n".join([*parts, "</svg>"])
+
+
+def _round_up(value: float) -> float:
+    """The end of an axis: a number whose quarters are short to write."""
+    scale = 10.0 ** math.floor(math.log10(value))
+    return scale * next(step for step in (1.0, 2.0, 4.0, 6.0, 8.0, 10.0) if step * scale >= value * (1 - 1e-9))
 
 
 def _amount(value: float, unit: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvseal.audit.compare import Kind, compare, largest_move
+from kvseal.audit.compare import Kind, blind_spot, compare, largest_move
 from kvseal.audit.wire import Answer, Ask, Step
 
 
@@ -57,3 +57,8 @@ def test_the_largest_move_counts_alternatives_and_foreign_lists() -> None:
     strange = ("q", -0.1, {"q": -0.1, "r": -1.0})
     assert largest_move(_answer(A), _answer(strange)) == 10.0
     assert largest_move(_answer(text="x"), _answer(A)) is None
+
+
+def test_a_noise_in_which_a_corruption_may_hide_is_said() -> None:
+    assert blind_spot(0.02) == []
+    assert "no change below 2 nats" in blind_spot(0.25)[0]

@@ -58,7 +58,9 @@ def test_the_incident_is_seen_in_its_log() -> None:
     result = look(Shown(log=read_log(SGLANG)), load())
     rules = {finding.rule for finding in result.findings}
     assert {"offline.pool-below-context", "offline.no-kv-checksum"} <= rules
-    assert "65.0 %" in next(f.proof for f in result.findings if f.rule == "offline.pool-below-context")
+    assert "681280 tokens (by the log), the context is 1048576 (by the log): 65 % of it" in next(
+        f.proof for f in result.findings if f.rule == "offline.pool-below-context"
+    )
 
 
 def test_a_version_in_the_log_meets_the_advisories() -> None:

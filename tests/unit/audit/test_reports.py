@@ -62,7 +62,7 @@ def test_html_fetches_nothing() -> None:
 
     page = html.render(_report())
     Reader().feed(page)
-    assert fetched == [] and links == ["https://example.org/?a=1&b=<x>"]
+    assert fetched == [] and links == ["#limits-limits.x", "https://example.org/?a=1&b=<x>"]
     style = page[page.index("<style>") : page.index("</style>")]
     assert "url(" not in style and "@import" not in style
     assert "default-src 'none'" in page

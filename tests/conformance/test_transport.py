@@ -35,6 +35,13 @@ def far(kind: str) -> Iterator[PageServer]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def big(kind: str) -> Iterator[PageServer]:
+    """The same, for tests that are in the middle of something."""
+    with server(kind, BIG_PAGES, BIG_LAYERS, incarnation="sender-00000003") as made:
+        yield made
+
+
 @pytest.fixture
 def near(kind: str) -> Iterator[Receiver]:
     with receiver(kind, PAGES, 1) as made:
@@ -115,10 +122,10 @@ def test_a_page_reused_by_its_sender_meanwhile_is_refused(kind: str) -> None:
         near.wait_lost("U")
 
 
-def test_another_secret_gets_nothing(kind: str) -> None:
+def test_another_secret_gets_nothing(kind: str, far: PageServer) -> None:
     if kind == "nixl":
         pytest.skip("NIXL's ports are not authenticated: documented, private networks only")
-    with server(kind, 4) as far, receiver(kind, 4, 1, secret=b"another secret, as long") as near:
+    with receiver(kind, 4, 1, secret=b"another secret, as long") as near:
         near.receive("T", far, far.moves([0, 1, 2, 3]))
         assert "NotTrusted" in near.wait_lost("T").detail
         assert near.untouched([0, 1, 2, 3])
@@ -151,11 +158,11 @@ def test_a_transfer_that_is_lost_reports_nothing_more_and_the_next_one_works(nea
     assert not [report for report in near.reports[before:] if report.transfer == "T"]
 
 
-def test_after_the_fence_nothing_is_written_and_nothing_is_reported(kind: str) -> None:
-    with server(kind, BIG_PAGES, BIG_LAYERS) as far, receiver(kind, BIG_PAGES, BIG_LAYERS) as near:
+def test_after_the_fence_nothing_is_written_and_nothing_is_reported(kind: str, big: PageServer) -> None:
+    with receiver(kind, BIG_PAGES, BIG_LAYERS) as near:
         for transfer in ("T", "U", "V"):
-            far.tell(f"offer {transfer} receiver-0001")
-            near.receive(transfer, far, far.moves(list(range(BIG_PAGES))))
+            big.tell(f"offer {transfer} receiver-0001")
+            near.receive(transfer, big, big.moves(list(range(BIG_PAGES))))
             assert wait_for(lambda transfer=transfer: near.landed(transfer) > 0)
             near.fence(transfer)
             near.mark(list(range(BIG_PAGES)))
@@ -181,25 +188,26 @@ def test_a_killed_sender_is_a_lost_transfer_and_a_new_one_works(kind: str) -> No
         assert near.untouched(list(range(10, BIG_PAGES)))
 
 
-def test_a_frozen_sender_is_silence_until_the_fence_and_wakes_to_nothing(kind: str) -> None:
-    with server(kind, BIG_PAGES, BIG_LAYERS) as far, receiver(kind, BIG_PAGES, BIG_LAYERS) as near:
-        near.receive("T", far, far.moves([0]))
+def test_a_frozen_sender_is_silence_until_the_fence_and_wakes_to_nothing(kind: str, big: PageServer) -> None:
+    with receiver(kind, BIG_PAGES, BIG_LAYERS) as near:
+        near.receive("T", big, big.moves([0]))
         near.wait_landed("T", 1)
-        os.kill(far.process.pid, signal.SIGSTOP)
+        os.kill(big.process.pid, signal.SIGSTOP)
         try:
-            near.receive("T", far, [move._replace() for move in far.moves(list(range(1, BIG_PAGES)), first=1)])
+            near.receive("T", big, [move._replace() for move in big.moves(list(range(1, BIG_PAGES)), first=1)])
             wait_for(lambda: near.landed("T") == BIG_PAGES, 0.5)
             assert near.lost("T") is None, "a frozen peer is silence, not an error (a mapped arena needs it for nothing)"
             near.fence("T")
             near.mark(list(range(BIG_PAGES)))
         finally:
-            os.kill(far.process.pid, signal.SIGCONT)
+            os.kill(big.process.pid, signal.SIGCONT)
         time.sleep(0.3)
         assert near.untouched(list(range(BIG_PAGES))), "it woke, and wrote"
 
 
-def test_a_frozen_sender_holds_up_nobody_else(kind: str) -> None:
-    with server(kind, 4) as frozen, server(kind, PAGES, incarnation="sender-00000002", offer="U") as far, receiver(kind, PAGES, 1) as near:
+def test_a_frozen_sender_holds_up_nobody_else(kind: str, near: Receiver, far: PageServer) -> None:
+    far.tell("offer U receiver-0001")
+    with server(kind, 4, incarnation="sender-00000002") as frozen:
         os.kill(frozen.process.pid, signal.SIGSTOP)
         try:
             near.receive("T", frozen, frozen.moves([PAGES - 1]))
@@ -211,25 +219,25 @@ def test_a_frozen_sender_holds_up_nobody_else(kind: str) -> None:
             os.kill(frozen.process.pid, signal.SIGCONT)
 
 
-def test_a_reset_loses_what_is_open_and_leaves_a_working_transport(kind: str) -> None:
-    with server(kind, BIG_PAGES, BIG_LAYERS) as far, receiver(kind, BIG_PAGES, BIG_LAYERS) as near:
-        near.receive("T", far, far.moves(list(range(BIG_PAGES))))
+def test_a_reset_loses_what_is_open_and_leaves_a_working_transport(kind: str, big: PageServer) -> None:
+    with receiver(kind, BIG_PAGES, BIG_LAYERS) as near:
+        near.receive("T", big, big.moves(list(range(BIG_PAGES))))
         assert wait_for(lambda: near.landed("T") > 0)
         assert near.transport.reset()
         assert near.landed("T") == BIG_PAGES or near.lost("T") is not None
         near.mark(list(range(BIG_PAGES)))
         time.sleep(0.1)
         assert near.untouched(list(range(BIG_PAGES)))
-        far.tell("offer U receiver-0001")
-        moves = far.moves(list(range(10)))
-        near.receive("U", far, moves)
+        big.tell("offer U receiver-0001")
+        moves = big.moves(list(range(10)))
+        near.receive("U", big, moves)
         near.wait_landed("U", 10)
         assert near.right(moves)
 
 
-def test_after_close_nothing_is_written(kind: str) -> None:
-    with server(kind, BIG_PAGES, BIG_LAYERS) as far, receiver(kind, BIG_PAGES, BIG_LAYERS) as near:
-        near.receive("T", far, far.moves(list(range(BIG_PAGES))))
+def test_after_close_nothing_is_written(kind: str, big: PageServer) -> None:
+    with receiver(kind, BIG_PAGES, BIG_LAYERS) as near:
+        near.receive("T", big, big.moves(list(range(BIG_PAGES))))
         assert wait_for(lambda: near.landed("T") > 0)
         near.transport.close()
         near.mark(list(range(BIG_PAGES)))

@@ -15,6 +15,8 @@ from kvseal.lab.handoff_rig import Node, Rig
 from kvseal.lab.local_transport import LocalTransport, LocalWorld
 
 SCHEDULES = 200
+QUICK_BLOCKS = 4
+"""Of ten. The rest: ``pytest -m slow tests/property/test_handoff_schedules.py``."""
 DEADLINE_S = 8.0
 PATIENCE = Patience(silence_s=3.0, fence_s=1.0)
 STEP_S = 0.1
@@ -151,7 +153,7 @@ class Schedule:
         self.rig.pump(self.now_s + 20.0)
 
 
-@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize("block", [pytest.param(at, marks=() if at < QUICK_BLOCKS else pytest.mark.slow) for at in range(10)])
 def test_two_hundred_schedules(block: int) -> None:
     delivered = struck = 0
     for seed in range(block * SCHEDULES // 10, (block + 1) * SCHEDULES // 10):

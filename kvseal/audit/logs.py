@@ -42,6 +42,7 @@ _SETTINGS = (
 )
 _LLAMA_TOTAL = re.compile(r"n_ctx\s*=\s*(\d+)")
 _LLAMA_SEQUENCE = re.compile(r"n_ctx_(?:per_seq|seq|slot)\s*=\s*(\d+)")
+_LLAMA_SLOTS = re.compile(r"n_slots = (\d+), n_ctx_slot = (\d+), kv_unified = '(true|false)'")
 _LLAMA_TRAIN = re.compile(r"n_ctx_train\s*=\s*(\d+)")
 
 
@@ -81,7 +82,13 @@ def read_log(text: str) -> StartLog:
 
 
 def _read_llama(text: str, log: StartLog) -> None:
-    """llama.cpp allocates n_ctx cells at start and parts them among the slots: the pool is what it says it is."""
+    """llama.cpp allocates n_ctx cells at start and parts them among the slots, or lets them share: the pool is what it says it is."""
+    slots = _LLAMA_SLOTS.findall(text)
+    if not log.engine and slots:
+        count, each, shared = slots[-1]
+        log.engine, log.context_tokens = "llamacpp", int(each)
+        log.pool_tokens = int(each) * (1 if shared == "true" else int(count))
+        log.settings |= {"n_slots": count, "kv_unified": shared}
     if log.engine or not ("llama_context" in text or "llama_init" in text or "llama_kv_cache" in text):
         return
     totals, sequences = _LLAMA_TOTAL.findall(text), _LLAMA_SEQUENCE.findall(text)

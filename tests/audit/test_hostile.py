@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import shutil
 import ssl
@@ -274,7 +275,7 @@ def test_a_server_that_never_gets_ready_is_given_up() -> None:
         await http.reply(503, {"error": {"message": "Loading model"}})
 
     report = asyncio.run(_audit(handler))
-    assert report.exit_status == 2 and "answered 503 for 0.4 s: it is not ready" in report.stopped
+    assert report.exit_status == 2 and "answered 503 ('Loading model') for 0 s: it is not ready" in report.stopped
 
 
 def test_never_more_in_flight_than_told() -> None:
@@ -341,7 +342,7 @@ def test_tls_is_verified_unless_told_otherwise(certificate: tuple[Path, Path], h
 
 def test_what_the_end_of_the_budget_cuts_off_is_no_hang() -> None:
     """Every probe gets its share of the minutes, and what the auditor itself gives up is held against nobody."""
-    first = iter(range(8))  # So many requests are answered at once, for discovery.
+    first, numbers = iter(range(8)), itertools.count()  # So many requests are answered at once, for discovery.
 
     async def handler(http: Exchange) -> None:
         if http.path == "/metrics":
@@ -359,7 +360,7 @@ def test_what_the_end_of_the_budget_cuts_off_is_no_hang() -> None:
             words = len(str(body.get("prompt") or body["messages"][0]["content"]).split())
             usage = {"prompt_tokens": words + 1, "completion_tokens": 1, "total_tokens": words + 2}
             choice = {"text": "a", "message": {"role": "assistant", "content": "a"}, "finish_reason": "length"}
-            await http.reply(200, {"id": str(id(http)), "choices": [choice], "usage": usage})
+            await http.reply(200, {"id": str(next(numbers)), "choices": [choice], "usage": usage})
 
     only = ("limits", "leak", "reuse", "isolation", "aborts", "offline")
     report = asyncio.run(_audit(handler, timeout_s=60.0, allowance=Allowance(minutes=0.1), only=only))

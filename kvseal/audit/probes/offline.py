@@ -122,6 +122,11 @@ def _settings(log: StartLog, result: ProbeResult) -> None:
             )
         else:
             result.unproven.append("vLLM uses a KV connector; the log does not state kv_load_failure_policy (set it to fail)")
+    if settings.get("kv_unified") == "true" and int(settings["n_slots"]) > 1:
+        result.unproven.append(
+            f"{settings['n_slots']} slots of llama.cpp promise {log.context_tokens} tokens each and share {log.pool_tokens}: requests that"
+            " together need more may fail, which only a crowd of long ones shows"
+        )
     trained = settings.get("n_ctx_train")
     if trained is not None and log.context_tokens is not None and log.context_tokens < int(trained):
         result.proved.append(

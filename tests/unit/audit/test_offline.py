@@ -29,6 +29,7 @@ llama_context: n_ctx_seq     = 2048
 print_info: n_ctx_train      = 8192
 llama_kv_cache:        CPU KV buffer size =   180.00 MiB
 """
+LLAMA_SHARED = "0.03 I srv    load_model: initializing, n_slots = 8, n_ctx_slot = 1024, kv_unified = 'true'\n"
 KVSEAL = """
   KV pool               65536 tokens in 4096 pages of 16, 1.4 GiB
   served context        8192 tokens per request, prompt and output together (the model's own limit)
@@ -41,12 +42,19 @@ KVSEAL = """
         (SGLANG, "sglang", 681_280, 1_048_576),
         (VLLM, "vllm", 187_232, 32_768),
         (LLAMA, "llamacpp", 8_192, 2_048),
+        (LLAMA_SHARED, "llamacpp", 1_024, 1_024),
+        (LLAMA_SHARED.replace("true", "false"), "llamacpp", 8_192, 1_024),
         (KVSEAL, "kvseal", 65_536, 8_192),
     ],
 )
 def test_logs_of_four_engines(text: str, engine: str, pool: int, context: int) -> None:
     log = read_log(text)
     assert (log.engine, log.pool_tokens, log.context_tokens) == (engine, pool, context)
+
+
+def test_slots_that_share_their_memory_are_said_to() -> None:
+    said = look(Shown(log=read_log(LLAMA_SHARED)), load())
+    assert said.findings == [] and any("8 slots of llama.cpp promise 1024 tokens each and share 1024" in text for text in said.unproven)
 
 
 def test_a_log_of_nothing_known() -> None:

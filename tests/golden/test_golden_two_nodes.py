@@ -23,8 +23,8 @@ from kvseal.node.stream import RequestStream
 
 SECRET = b"a secret of the tests"
 SCOPE = Scope(bytes(range(16)))
-PROMPT_TOKENS = (97, 160, 353, 700)
-"""In pages of 16: one slot of the last page, exactly full, several chunks."""
+PROMPT_TOKENS = (97, 160, 353)
+"""In pages of 16: one slot of the last page; exactly full; several chunks, the last page one slot again."""
 GREEDY = SamplingParams(temperature=0.0, logprobs=2)
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, seed=29, logprobs=2)
 Answer = tuple[list[int], list[TokenLogprobs]]

@@ -245,6 +245,14 @@ def test_after_close_nothing_is_written(kind: str, big: PageServer) -> None:
         assert near.untouched(list(range(BIG_PAGES)))
 
 
+def test_one_very_large_call(near: Receiver, far: PageServer) -> None:
+    """More pages than any batch: the failure table's engines lost some of them."""
+    moves = far.moves(scattered(PAGES)) * 6
+    near.receive("T", far, moves)
+    near.wait_landed("T", len(moves))
+    assert near.right(moves[:PAGES]) and near.transport.fence("T")
+
+
 def test_many_transfers_side_by_side(near: Receiver, far: PageServer) -> None:
     moves = far.moves(list(range(PAGES)))
     for number in range(40):

@@ -39,7 +39,7 @@ examples:
 Audit only servers that are yours, or whose owner agreed: the probes send oversize prompts, hang up in the middle of answers,
 and look for other people's text. All prompts are synthetic; nothing of yours is in a report, and keys appear as digests.
 
-exit status: 0 nothing found, 1 findings, 2 could not audit.
+exit status: 0 nothing found, 1 findings, 2 could not audit (nobody answered, or a probe did not come to its end).
 A clean audit says what was tried and how sure it is. It is not a proof that a server cannot leak.
 """
 

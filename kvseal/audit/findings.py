@@ -39,6 +39,10 @@ class Verdict(StrEnum):
     SKIPPED = "skipped"
 
 
+NOT_ASKING = ("answers", "offline")
+"""What looks at that which is there already: without anything else, it makes no audit of a server."""
+
+
 @dataclass(frozen=True, slots=True)
 class Exhibit:
     """One request as evidence: what was sent in a few words, and what came back. Texts are cut; all of them are synthetic."""
@@ -75,7 +79,7 @@ class Finding:
 
 @dataclass(slots=True)
 class ProbeResult:
-    """What one probe found, what it proved, and what it could not. A probe that proved nothing has not passed."""
+    """What one probe found, what it proved, and what it could not. A probe that proved nothing, or was cut off, has not passed."""
 
     probe: str
     title: str
@@ -84,6 +88,7 @@ class ProbeResult:
     unproven: list[str] = field(default_factory=list)
     series: list[Series] = field(default_factory=list)
     skipped: str = ""
+    cut_off: bool = False
     requests: int = 0
     tokens: int = 0
     seconds: float = 0.0
@@ -94,7 +99,7 @@ class ProbeResult:
             return Verdict.FOUND
         if self.skipped:
             return Verdict.SKIPPED
-        return Verdict.PASSED if self.proved else Verdict.UNPROVEN
+        return Verdict.PASSED if self.proved and not self.cut_off else Verdict.UNPROVEN
 
     def find(self, finding: Finding) -> None:
         """Adds `finding` unless the same rule was found already: the first proof is enough, its exhibits are the evidence."""
@@ -121,10 +126,16 @@ class Report:
         return sorted((f for result in self.results for f in result.findings), key=lambda f: (grades.index(f.grade), f.rule))
 
     @property
+    def incomplete(self) -> list[str]:
+        """The probes that were asked for and did not come to their end."""
+        return [result.probe for result in self.results if result.skipped or result.cut_off]
+
+    @property
     def exit_status(self) -> int:
-        """0 clean, 1 findings, 2 could not audit: no probe came to a verdict, or the audit was stopped before it had looked."""
+        """0 clean, 1 findings, 2 could not audit: stopped, or a probe was left out or cut off, or none came to a verdict by asking."""
         if self.findings:
             return 1
-        if self.stopped:
+        if self.stopped or self.incomplete:
             return 2
-        return 0 if any(result.verdict is Verdict.PASSED for result in self.results) else 2
+        asked = [result for result in self.results if result.probe not in NOT_ASKING] or self.results
+        return 0 if any(result.verdict is Verdict.PASSED for result in asked) else 2

@@ -116,7 +116,7 @@ async def _run_probes(settings: AuditSettings, scene: Scene, report: Report, pro
             async with _ticking(scene.client, probe.title, progress, index / len(probes), 1 / len(probes), planned):
                 unfinished = await _run_probe(scene, probe, result)
             if unfinished:
-                result.unproven.append(_unfinished(unfinished))
+                _note_cut_off(result, unfinished)
                 cut_off.append((probe, result))
                 spent = "the budget is spent; raise it with --budget" if budget.spent else ""
             if not spent and (dead := await _dead(scene)) is not None:
@@ -171,8 +171,9 @@ async def _run_probe(scene: Scene, probe: Probe, result: ProbeResult) -> str:
     return unfinished
 
 
-def _unfinished(why: str) -> str:
-    return f"not finished: {why}; raise it with --budget"
+def _note_cut_off(result: ProbeResult, why: str) -> None:
+    result.cut_off = True
+    result.unproven.append(f"not finished: {why}; raise it with --budget")
 
 
 async def _run_again(scene: Scene, cut_off: list[tuple[Probe, ProbeResult]], progress: Progress) -> None:
@@ -192,8 +193,9 @@ async def _run_again(scene: Scene, cut_off: list[tuple[Probe, ProbeResult]], pro
             _turned_away(result, error)
             return
         if not unfinished or len(again.proved) > len(result.proved):
-            result.proved, result.unproven, result.series = again.proved, again.unproven, again.series
-            result.unproven += [_unfinished(unfinished)] if unfinished else []
+            result.proved, result.unproven, result.series, result.cut_off = again.proved, again.unproven, again.series, False
+            if unfinished:
+                _note_cut_off(result, unfinished)
         result.requests += again.requests
         result.tokens += again.tokens
         result.seconds += again.seconds
@@ -281,6 +283,7 @@ def _turned_away(result: ProbeResult, error: TurnedAway) -> str:
             )
         )
     else:
+        result.cut_off = True
         result.unproven.append(f"not finished: {error}: {why}")
     return "the server refuses every request"
 

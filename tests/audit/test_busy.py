@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvseal.audit.client import ClientSettings
-from kvseal.audit.findings import Report
+from kvseal.audit.findings import Report, Verdict
 from kvseal.audit.probes.base import Depth
 from kvseal.audit.runner import AuditSettings, audit
 
@@ -84,10 +84,11 @@ def test_an_oversize_prompt_that_ends_the_engine_is_named_also_where_every_later
 
 
 def test_a_spent_allowance_is_no_fault_of_the_server() -> None:
-    """429 for good in the middle: what was shown stands, the rest is not proved, and nothing is held against the server."""
+    """429 for good in the middle: what was shown stands, and nothing is held against the server; but the audit is not whole."""
     handler, _ = _turning(lambda http: b"no-such-model" in http.body, 429, "3600")
     report = _audit(handler, only=("limits", "honesty"))
-    assert report.findings == [] and report.exit_status == 0
+    assert report.findings == [] and report.exit_status == 2 and report.incomplete == ["honesty"]
+    assert report.results[0].verdict is Verdict.PASSED
     assert "with another key" in str([result.unproven for result in report.results])
 
 

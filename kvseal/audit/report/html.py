@@ -58,7 +58,7 @@ def _headline(report: Report) -> str:
     if count:
         return f'<span class="badge found">{count} finding{"s" if count != 1 else ""}</span> <span class="soft">({used})</span>'
     word = (
-        '<span class="badge open">Nothing found, and nothing proved</span>'
+        f'<span class="badge open">Nothing found, and {"not everything tried" if report.incomplete else "nothing proved"}</span>'
         if report.exit_status
         else '<span class="badge passed">Clean</span>'
     )

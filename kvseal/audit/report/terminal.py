@@ -75,6 +75,12 @@ def _summary(report: Report) -> list[str]:
             f"{len(found)} finding{'s' if len(found) != 1 else ''}: " + ", ".join(f"{f.rule} ({f.grade}, {f.confidence})" for f in found),
             f"({used})",
         ]
+    if report.incomplete:
+        names = ", ".join(report.incomplete)
+        return [
+            *_wrap(f"Nothing was found, but not everything was tried: could not audit. What did not come to its end: {names}.", ""),
+            f"({used})",
+        ]
     if report.exit_status == 2:
         return ["Nothing was found, but nothing was proved either: could not audit.", f"({used})"]
     return [f"Clean: nothing found. What was not proved is listed above. ({used})"]

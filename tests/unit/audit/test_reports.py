@@ -130,6 +130,18 @@ def test_exit_status_and_verdicts() -> None:
     assert nothing.verdict is Verdict.SKIPPED
 
 
+def test_an_audit_that_did_not_come_to_its_end_is_not_clean() -> None:
+    """Not for a CI job that reads the exit status, and in no form of the report."""
+    done, cut = ProbeResult("limits", "Limits", proved=["a"]), ProbeResult("leak", "Leak", proved=["b"], cut_off=True)
+    offline, answers = ProbeResult("offline", "Offline", proved=["c"]), ProbeResult("answers", "Answers", proved=["d"])
+    assert Report({}, {}, "", [done, offline]).exit_status == 0 and Report({}, {}, "", [offline]).exit_status == 0
+    assert Report({}, {}, "", [ProbeResult("leak", "Leak"), offline, answers]).exit_status == 2
+    report = Report({"address": "http://x/v1"}, {}, "2026-01-01T00:00:00Z", [done, cut, offline])
+    assert report.exit_status == 2 and report.incomplete == ["leak"] and cut.verdict is Verdict.UNPROVEN
+    assert "Clean" not in terminal.render(report) and "did not come to its end: leak" in terminal.render(report)
+    assert "Clean" not in html.render(report) and ElementTree.fromstring(junit.render(report)).get("skipped") == "1"
+
+
 def test_one_rule_is_reported_once() -> None:
     result = ProbeResult("leak", "Leak")
     for title in ("first", "second"):

@@ -39,7 +39,7 @@ SHARES = (0.1, 0.2, 0.6, 0.8, 1.0, 1.2, 1.6)
 UP, DOWN, CLOSE = 1.4, 2.0, 1.15
 """From one measured rate to the next; and how near two may be with no other between."""
 MOST_RATES = 7
-WAY_S, QUICK_WAY_S = 150.0, 25.0
+WAY_S, QUICK_WAY_S = 150.0, 40.0
 """For all rates of one way (with ``--full-size`` ten times as long)."""
 SPAN_S, QUICK_SPAN_S = 12.0, 3.0
 """For the arrivals of one rate."""
@@ -160,8 +160,8 @@ def _shares(context: Context, case: Case, way: Way, urls: Sequence[str]) -> Poin
     """Measured around the way's own goodput."""
     span_s = QUICK_SPAN_S if context.quick else SPAN_S
     least = FULL_REQUESTS if context.full_size else LEAST_REQUESTS
-    until_s = time.monotonic() + (QUICK_WAY_S if context.quick else WAY_S) * (10 if context.full_size else 1)
     run_served(urls, case.trace.at_rate(8.0, 2, poisson=False), patience_s=PATIENCE_S)  # whatever happens once happens here
+    until_s = time.monotonic() + (QUICK_WAY_S if context.quick else WAY_S) * (10 if context.full_size else 1)
 
     def lowest() -> float:
         left_s = until_s - time.monotonic() - PATIENCE_S

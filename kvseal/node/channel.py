@@ -62,7 +62,8 @@ async def prove_to_worker(reader: asyncio.StreamReader, writer: asyncio.StreamWr
     """The router's side. Raises `NotTrusted`, or an `OSError`, `EOFError` or `TimeoutError` of the connection."""
     dialer = Dialer(secret, _PURPOSE, ROUTER, WORKER)
     writer.write(dialer.greeting())
-    answer = await asyncio.wait_for(reader.readexactly(dialer.answer_bytes), HANDSHAKE_S)
+    async with asyncio.timeout(HANDSHAKE_S):
+        answer = await reader.readexactly(dialer.answer_bytes)
     proof = dialer.proof(answer)
     writer.write(proof)
     return Channel(_session_key(secret, answer, proof), dialer=True)
@@ -71,9 +72,11 @@ async def prove_to_worker(reader: asyncio.StreamReader, writer: asyncio.StreamWr
 async def prove_to_router(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> Channel:
     """The worker's side. Raises the same."""
     listener = Listener(secret, _PURPOSE, WORKER)
-    answer = listener.answer(await asyncio.wait_for(reader.readexactly(listener.greeting_bytes), HANDSHAKE_S))
+    async with asyncio.timeout(HANDSHAKE_S):
+        answer = listener.answer(await reader.readexactly(listener.greeting_bytes))
     writer.write(answer)
-    proof = await asyncio.wait_for(reader.readexactly(MAC_BYTES), HANDSHAKE_S)
+    async with asyncio.timeout(HANDSHAKE_S):
+        proof = await reader.readexactly(MAC_BYTES)
     listener.accept(proof)
     return Channel(_session_key(secret, answer, proof), dialer=False)
 

@@ -50,12 +50,14 @@ _log = logging.getLogger("kvseal.node")
 async def drained(idle: asyncio.Event, timeout_s: float, open_ids: Iterable[RequestId], cancel: Callable[[RequestId], None]) -> bool:
     """Waits until nothing is open. False: it did not end in time, was cancelled, and has had `CLOSE_TIMEOUT_S` to take note."""
     try:
-        await asyncio.wait_for(idle.wait(), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            await idle.wait()
     except TimeoutError:
         for request_id in list(open_ids):
             cancel(request_id)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(idle.wait(), CLOSE_TIMEOUT_S)
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await idle.wait()
         return False
     return True
 
@@ -269,7 +271,8 @@ class EngineClient:
         while not link.lost.is_set():
             link.send(m.Ping())
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(link.lost.wait(), every_s)
+                async with asyncio.timeout(every_s):
+                    await link.lost.wait()
             age_s = self.last_progress_age_s
             if (age_s > self._stall_after_s) is not stalled:
                 stalled = not stalled

@@ -178,8 +178,7 @@ class Fleet:
 
     async def stats(self) -> FleetStats:
         """Of the nodes that answer in time, together and each. Raises `EngineDied` when none does."""
-        asked = (asyncio.wait_for(node.stats(), STATS_TIMEOUT_S) for node in self.nodes)
-        answers = await asyncio.gather(*asked, return_exceptions=True)
+        answers = await asyncio.gather(*map(_asked, self.nodes), return_exceptions=True)
         found = [answer for answer in answers if isinstance(answer, EngineStats)]
         unexpected = [answer for answer in answers if not isinstance(answer, EngineStats | Unavailable | TimeoutError)]
         if unexpected:
@@ -195,6 +194,11 @@ class Fleet:
     def some(self, role: str) -> bool:
         """Whether a node of this role can take requests now."""
         return any(self.usable(node) for node in self.nodes if node.role == role)
+
+
+async def _asked(node: NodeClient) -> EngineStats:
+    async with asyncio.timeout(STATS_TIMEOUT_S):
+        return await node.stats()
 
 
 def held_pages(keys: Sequence[bytes], cached: set[bytes], promised: Mapping[bytes, int]) -> int:

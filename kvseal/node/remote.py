@@ -62,10 +62,10 @@ class RemoteNode(NodeClient):
 
     async def _connected(self) -> Link:
         context = None if self._tls is None else client_context(self._tls)
-        opening = asyncio.open_connection(
-            self._host, self._port, ssl=context, ssl_handshake_timeout=None if context is None else HANDSHAKE_S
-        )
-        reader, writer = await asyncio.wait_for(opening, CONNECT_S)
+        async with asyncio.timeout(CONNECT_S):
+            reader, writer = await asyncio.open_connection(
+                self._host, self._port, ssl=context, ssl_handshake_timeout=None if context is None else HANDSHAKE_S
+            )
         try:
             channel = await prove_to_worker(reader, writer, self._secret)
         except BaseException:
@@ -76,7 +76,8 @@ class RemoteNode(NodeClient):
         # Nothing can have come yet: the worker speaks when it has our proof, and this process has not listened since it was sent.
         writer.transport.set_protocol(link)
         link.connection_made(writer.transport)
-        await asyncio.wait_for(self._introduced(link), CONNECT_S)
+        async with asyncio.timeout(CONNECT_S):
+            await self._introduced(link)
         return link
 
     def _kill(self) -> None:

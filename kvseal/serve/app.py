@@ -272,7 +272,8 @@ class _Routes:
     async def metrics(self, request: HttpRequest) -> Response:
         engine = self._deps.engine
         try:
-            stats = await asyncio.wait_for(engine.stats(), STATS_TIMEOUT_S)
+            async with asyncio.timeout(STATS_TIMEOUT_S):
+                stats = await engine.stats()
         except (Unavailable, TimeoutError):
             stats = None
         ready = engine.state is EngineState.READY

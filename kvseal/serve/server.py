@@ -77,10 +77,10 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 async def _serve(config: ServeConfig, listener: socket.socket, engine_module: str | None, spawned: SpawnedEngine | None) -> None:
     started_s = time.monotonic()
-    own_template = _own_template(config)
+    own_template, keys = _own_template(config), KeyRing(config.api_keys)  # What can be wrong with them is known before the model is loaded.
     tokenizer, engine = await _load(config, engine_module, spawned)
     try:
-        await serve_http(config, listener, tokenizer, engine, own_template, started_s=started_s)
+        await serve_http(config, listener, tokenizer, engine, own_template, keys, started_s=started_s)
     finally:
         await engine.close()
 
@@ -91,13 +91,13 @@ async def serve_http(
     tokenizer: Tokenizer,
     engine: EngineClient | Router,
     own_template: str | None,
+    keys: KeyRing,
     *,
     started_s: float,
     transfers: TransferDesk | None = None,
     secret: bytes | None = None,
 ) -> None:
     """The API over an engine that runs, until told to stop. `secret`: for scopes that other servers share (a worker's)."""
-    keys = KeyRing(config.api_keys)
     model = _model(config, tokenizer, own_template, engine.report)
     scopes = Scopes(bytes.fromhex(engine.report.kv_format), secret)
     await _warm_up(engine, scopes)
@@ -187,7 +187,8 @@ async def _warm_up(engine: EngineClient | Router, scopes: Scopes) -> None:
                 raise EngineDied(f"the first token did not come out of the engine ({type(event.outcome).__name__})")
 
     try:
-        await asyncio.wait_for(run(), WARM_UP_TIMEOUT_S)
+        async with asyncio.timeout(WARM_UP_TIMEOUT_S):
+            await run()
     except TimeoutError:
         raise EngineDied(f"the engine computed no token within {WARM_UP_TIMEOUT_S:.0f} s of its start") from None
 
@@ -291,13 +292,14 @@ def start_report(config: ServeConfig, model: ServedModel) -> str:
 
 
 def _size(count: int) -> str:
-    """ "94.1 MiB"."""
+    """ "94.1 MiB", "1.41 GiB"."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024 or unit == "GiB":
             break
         size /= 1024
-    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+    digits = {"B": 0, "GiB": 2}.get(unit, 1)
+    return f"{size:.{digits}f} {unit}"
 
 
 def _nodes(fleet: FleetConfig) -> str:

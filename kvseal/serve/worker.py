@@ -18,6 +18,7 @@ from kvseal.core.errors import ConfigError
 from kvseal.node.link_server import LinkServer
 from kvseal.node.node_client import NODE_MODULE, NodeClient
 from kvseal.node.transfer_desk import TransferDesk
+from kvseal.serve.auth import KeyRing
 from kvseal.serve.boot import listen
 from kvseal.serve.server import serve_http
 from kvseal.serve.tokenizer_files import load_tokenizer
@@ -38,6 +39,7 @@ async def _serve(config: WorkerConfig, module: str) -> None:
     if node is None:
         raise ConfigError("a worker needs a role")
     started_s = time.monotonic()
+    keys = KeyRing(None if config.http is None else config.http.api_keys)  # before the model is loaded
     client = await NodeClient.start_node(config.engine, module=module)
     links = LinkServer(client, node.secret, config.tls)
     desk = TransferDesk(client, links, secret=node.secret, host=config.host, tls=config.tls)
@@ -51,7 +53,7 @@ async def _serve(config: WorkerConfig, module: str) -> None:
             tokenizer = await asyncio.to_thread(load_tokenizer, http.engine.model)
             with listen(http.host, http.port) as listener:
                 await serve_http(
-                    http, listener, tokenizer, client, None, started_s=started_s, transfers=desk, secret=scope_secret(node.secret)
+                    http, listener, tokenizer, client, None, keys, started_s=started_s, transfers=desk, secret=scope_secret(node.secret)
                 )
     finally:
         await links.close()

@@ -117,6 +117,12 @@ def test_nothing_is_swallowed() -> None:
     assert not wrong, f"name the errors that are expected: {wrong}"
 
 
+def test_no_cancellation_is_swallowed() -> None:
+    """`asyncio.wait_for` before Python 3.12 forgets a cancellation that comes with the answer; `asyncio.timeout` does not."""
+    wrong = [source.name for source in package_sources() if "asyncio.wait_for(" in source.text]
+    assert not wrong, f"use asyncio.timeout: {wrong}"
+
+
 def catches_all(handler: ast.ExceptHandler) -> bool:
     kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
     return any(kind is None or (isinstance(kind, ast.Name) and kind.id in {"Exception", "BaseException"}) for kind in kinds)

@@ -137,6 +137,21 @@ def test_an_engine_that_stops_during_a_drain_is_not_started_again() -> None:
     run(body)
 
 
+def test_an_engine_that_goes_at_the_moment_of_closing_is_not_started_again() -> None:
+    """As after Ctrl-C, which both processes get: the wait for the lost connection swallows the cancellation of whoever waits."""
+
+    async def body() -> None:
+        async with engine("echo") as client:
+            await asyncio.sleep(0.05)
+            assert client._link is not None and client.pid is not None
+            os.kill(client.pid, signal.SIGKILL)
+            client._link.lost.set()
+            await asyncio.wait_for(client.close(), 5)
+            assert client.state is EngineState.CLOSED and client.pid is None and client.restarts == 0
+
+    run(body)
+
+
 def test_a_restart_asks_for_the_pool_that_was_advertised() -> None:
     async def body() -> None:
         async with engine("echo") as client:

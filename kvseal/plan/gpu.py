@@ -6,7 +6,10 @@ Owns the catalogue. Nominal sizes are the makers' data sheets; visible sizes com
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from kvseal.core.errors import ConfigError
 from kvseal.plan.units import GIB, MIB
@@ -44,40 +47,72 @@ CATALOGUE = (
 )  # fmt: skip
 
 
+_NOISE = re.compile(
+    r"nvidia|geforce|amd|instinct|tesla|radeon|gpu|sxm\d?|pcie|oam|hbm\d?e?|nvl\d+|tensor|core|generation|blackwell|server|workstation|max|q|edition"
+)
+"""Words of a name that say nothing of the memory: maker, form factor, generation."""
+_SIZE = re.compile(r"([0-9]+)(?:g|gb|gib)")
+_ALIASES = {
+    "h100nvl": "H100-94G", "h200nvl": "H200-141G", "a10g": "A10-24G", "mi250": "MI250X-64G", "rtx3090ti": "RTX3090-24G",
+    "rtx4090d": "RTX4090-24G", "rtx5090d": "RTX5090-32G", "rtx4080super": "RTX4080-16G",
+}  # fmt: skip
+"""Other cards with the memory of one in the catalogue."""
+NEARLY = 0.1
+"""Makers, drivers and clouds round sizes differently: a card that comes in one size has that one within this share."""
+
+
 def find_gpu(name: str) -> GPU:
-    """A GPU by any spelling of its name; `H100` alone means the commonest size. Raises ConfigError with near names."""
-    wanted = _plain(name)
-    if not wanted:
-        raise ConfigError("--gpu is empty")
-    exact = [gpu for gpu in CATALOGUE if _plain(gpu.name) == wanted]
-    if exact:
-        return exact[0]
-    based = [gpu for gpu in CATALOGUE if _plain(gpu.name.rsplit("-", 1)[0]) == wanted]
-    if based:
-        return based[0]
-    starts = [gpu for gpu in CATALOGUE if _plain(gpu.name).startswith(wanted) or wanted.startswith(_plain(gpu.name.rsplit("-", 1)[0]))]
-    sized = [gpu for gpu in starts if _plain(gpu.name.rsplit("-", 1)[1]).rstrip("g") in wanted]
-    for found in (sized, starts):
-        if found:
-            return min(found, key=lambda gpu: (-len(_common(_plain(gpu.name), wanted)), CATALOGUE.index(gpu)))
-    near = [gpu.name for gpu in CATALOGUE if _plain(gpu.name)[:2] == wanted[:2]] or [gpu.name for gpu in CATALOGUE[:8]]
-    raise ConfigError(
+    """A GPU by any spelling of its whole name, words in any order; `H100` alone means the commonest size. Part of a name, or a name with a
+    digit too many, is another card: ConfigError with near names."""
+    words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word and not _NOISE.fullmatch(word)]
+    if not words:
+        raise ConfigError("--gpu names no card")
+    for gpu in CATALOGUE:
+        if "".join(words).removesuffix("b") == _base(gpu) + f"{_nominal(gpu)}g":
+            return gpu
+    for model, size in _readings(words):
+        if model == "gh200" and size == 480:  # the driver counts the CPU's memory in the name
+            size = 96
+        cards = [gpu for gpu in CATALOGUE if gpu.name == _ALIASES.get(model) or model in (_base(gpu), _base(gpu).removeprefix("rtx"))]
+        for gpu in cards:
+            if size is None or _nominal(gpu) == size or (len(cards) == 1 and abs(size / _nominal(gpu) - 1) <= NEARLY):
+                return gpu
+        if cards:
+            raise _unknown(name, [gpu.name for gpu in cards])
+    raise _unknown(name, _near("".join(words)))
+
+
+def _base(gpu: GPU) -> str:
+    """`rtxa6000` of RTX-A6000-48G."""
+    return gpu.name.rsplit("-", 1)[0].lower().replace("-", "")
+
+
+def _nominal(gpu: GPU) -> int:
+    """GB as the catalogue's name says."""
+    return int(gpu.name.rsplit("-", 1)[1].removesuffix("G"))
+
+
+def _readings(words: list[str]) -> Iterator[tuple[str, int | None]]:
+    """Model and size (GB) that a name can mean: sizes have a unit, else the last number may be one (`H100-80`, but `RTX 5090`)."""
+    plain = re.sub(r"\b([0-9]+) (gb?|gib)\b", r"\1g", " ".join(words)).split()
+    sizes = [int(match.group(1)) for word in plain if (match := _SIZE.fullmatch(word))]
+    model = [word for word in plain if not _SIZE.fullmatch(word)]
+    if len(sizes) <= 1:
+        yield "".join(model), sizes[0] if sizes else None
+    if not sizes and len(model) > 1 and model[-1].isdigit():
+        yield "".join(model[:-1]), int(model[-1])
+
+
+def _near(wanted: str) -> list[str]:
+    """Catalogue names of which the wanted one may be a slip, best first."""
+    bases = list(dict.fromkeys(_base(gpu) for gpu in CATALOGUE))
+    close = get_close_matches(_SIZE.sub("", wanted) or wanted, bases, n=5, cutoff=0.6)
+    close += [base for base in bases if base[:2] == wanted[:2] and base not in close]
+    return [gpu.name for base in close[:8] for gpu in CATALOGUE if _base(gpu) == base] or [gpu.name for gpu in CATALOGUE[:8]]
+
+
+def _unknown(name: str, near: list[str]) -> ConfigError:
+    return ConfigError(
         f"--gpu {name[:40]!r} is not in the catalogue; near names: {', '.join(near)}; "
         "or give its memory with --gpu-memory-gib (as the driver shows it)"
     )
-
-
-def _plain(name: str) -> str:
-    """Letters and digits only, without maker, form factor and the B of GB."""
-    text = name.lower()
-    for word in ("nvidia", "geforce", "amd", "instinct", "sxm5", "sxm4", "sxm", "pcie", "hbm3e", "hbm3", "hbm2e", "nvl", "tensor core"):
-        text = text.replace(word, "")
-    text = "".join(char for char in text if char.isalnum())
-    return text.removesuffix("ib").removesuffix("b") if text.endswith(("gb", "gib")) else text
-
-
-def _common(left: str, right: str) -> str:
-    count = 0
-    while count < min(len(left), len(right)) and left[count] == right[count]:
-        count += 1
-    return left[:count]

@@ -15,7 +15,6 @@ from kvseal.plan import KVFormat, Parallel, Settings, parse_format, read_shape
 from kvseal.plan.dtype import FormatMissing
 from kvseal.plan.engines import kvseal, llamacpp, sglang, vllm
 from kvseal.plan.engines.base import parse_version
-from kvseal.plan.gpu import find_gpu
 from kvseal.plan.shape import ModelShape
 
 GIB = 2**30
@@ -369,25 +368,6 @@ def test_latent_rows() -> None:
 def test_formats_that_nobody_ships_are_refused(name: str) -> None:
     with pytest.raises(ConfigError):
         parse_format(name)
-
-
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        ("H100", "H100-80G"),
-        ("NVIDIA H100 80GB HBM3", "H100-80G"),
-        ("A100-SXM4-40GB", "A100-40G"),
-        ("h20", "H20-96G"),
-        ("RTX 5090", "RTX5090-32G"),
-    ],
-)
-def test_gpu_names(text: str, name: str) -> None:
-    assert find_gpu(text).name == name
-
-
-def test_unknown_gpu_offers_the_other_way() -> None:
-    with pytest.raises(ConfigError, match="--gpu-memory-gib"):
-        find_gpu("abacus")
 
 
 @pytest.mark.parametrize(

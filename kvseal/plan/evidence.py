@@ -12,7 +12,7 @@ from kvseal.plan.logs import Evidence
 from kvseal.plan.planner import DEFAULT_VERSIONS, Ask, Report, answer
 from kvseal.plan.promise import PoolClaim
 from kvseal.plan.shape import ModelShape
-from kvseal.plan.units import cdiv, gib
+from kvseal.plan.units import GIB, MIB, cdiv, gib
 
 CLOSE = 0.005
 """Logs round GiB to two digits: half a per cent of tokens is agreement."""
@@ -57,10 +57,12 @@ def _settings(settings: Settings, evidence: Evidence, engine: str | None) -> Set
     foreign = evidence.engine == "tensorrt-llm"  # Its allocation is not modelled: tokens and bytes per token are compared, blocks are not.
     known = engine != "llama.cpp" and evidence.pool_bytes is not None and not (engine == "sglang" and evidence.pool_tokens is not None)
     known = known and not foreign
+    counted = engine in ("sglang", "kvseal")  # They state the pool in tokens; their GiB are rounded.
+    known = known and not (engine == "kvseal" and evidence.pool_tokens is not None)
     return replace(
         settings,
         kv_bytes=settings.kv_bytes or (evidence.pool_bytes if known else None),
-        pool_tokens=settings.pool_tokens or (evidence.pool_tokens if engine == "sglang" else None),
+        pool_tokens=settings.pool_tokens or (evidence.pool_tokens if counted else None),
         memory_fraction=settings.memory_fraction or evidence.memory_fraction,
         weights_bytes=settings.weights_bytes or evidence.weights_bytes,
         activation_bytes=settings.activation_bytes or evidence.activation_bytes,
@@ -68,7 +70,7 @@ def _settings(settings: Settings, evidence: Evidence, engine: str | None) -> Set
         gpu_memory_bytes=settings.gpu_memory_bytes or evidence.gpu_bytes,
         max_batched_tokens=settings.max_batched_tokens or evidence.max_batched_tokens,
         max_sequences=settings.max_sequences or evidence.max_sequences,
-        block_tokens=settings.block_tokens or (evidence.block_tokens if engine == "sglang" else None),
+        block_tokens=settings.block_tokens or (evidence.block_tokens if counted else None),
         prefix_caching=settings.prefix_caching if evidence.prefix_caching is None else evidence.prefix_caching,
     )
 
@@ -141,6 +143,8 @@ def _explain(report: Report, evidence: Evidence, longest: int | None) -> Compari
         logged, computed = evidence.estimated_max_tokens, plan.pool.largest_context_tokens
     if evidence.engine == "llama.cpp" and plan is not None:
         return _explain_llama(report, plan, evidence)
+    if evidence.engine == "kvseal" and evidence.pool_bytes is not None and logged is not None and plan is not None:
+        return _explain_kvseal(plan, evidence, logged, evidence.pool_bytes)
     if evidence.engine == "sglang" and evidence.pool_bytes is not None and logged is not None and plan is not None:
         return _explain_sglang(report, plan, evidence, logged, evidence.pool_bytes)
     words: list[str] = []
@@ -196,6 +200,25 @@ def _explain_sglang(report: Report, plan: EnginePlan, evidence: Evidence, logged
     words = [f"log: {logged_bytes:,.0f} bytes per token; formula: {full:,.0f} (divided by {per_token:,.0f} with all sub-pools)"]
     if not agrees and full:
         words += _per_token_reasons(report, logged_bytes)
+    return Comparison(evidence=evidence, logged_tokens=logged, computed_tokens=computed, agrees=agrees, explanations=tuple(words))
+
+
+def _explain_kvseal(plan: EnginePlan, evidence: Evidence, logged: int, pool_bytes: int) -> Comparison:
+    """KVSeal counts its pool in pages and prints their bytes rounded to a tenth, or in GiB to a hundredth: bytes of as many pages are
+    compared, and the tokens are those of the pages."""
+    if plan.engine != "kvseal" or not plan.groups:
+        why = f"a log of KVSeal says nothing of {plan.engine}; leave --engine out"
+        return Comparison(evidence=evidence, logged_tokens=logged, computed_tokens=None, agrees=None, explanations=(why,))
+    page = plan.groups[0].block_tokens
+    pages = evidence.blocks or logged // page
+    formula, unit = pages * plan.bytes_per_block, GIB if pool_bytes >= GIB else MIB
+    agrees = pages * page == logged and abs(pool_bytes - formula) <= 0.051 * unit
+    words = [
+        f"log: {pages:,} pages of {evidence.block_tokens or page}, {gib(pool_bytes)} GiB; formula: {gib(formula)} GiB for as many pages"
+    ]
+    if not agrees:
+        words.append(f"the formula has pages of {page} tokens in {plan.kv_format}: check --kv-dtype, --block-size and the model")
+    computed = pages * page if agrees else int(pool_bytes / plan.bytes_per_block) * page
     return Comparison(evidence=evidence, logged_tokens=logged, computed_tokens=computed, agrees=agrees, explanations=tuple(words))
 
 

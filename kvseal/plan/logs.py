@@ -154,6 +154,7 @@ RULES = (
     ("blocks", "int", rf"\bKV pool\s+[0-9,]+ tokens in {_NUM} pages"),
     ("block_tokens", "int", rf"tokens in [0-9,]+ pages of {_NUM}"),
     ("pool_bytes", "size", rf"tokens in [0-9,]+ pages of [0-9,]+, {_SIZE}"),
+    ("kv_dtype", "text", r"\bKV format\s+[0-9a-f]{4,} \(([a-z0-9]+)\)"),
     ("context_tokens", "int", rf"served context\s+{_NUM} tokens"),
     ("pool_tokens", "int", rf"pool_tokens['\"]?[=: ]+{_NUM}"),
     ("context_tokens", "int", rf"served_context_tokens['\"]?[=: ]+{_NUM}"),

@@ -25,6 +25,8 @@ ENGINES: dict[str, Callable[[ModelShape, Settings], EnginePlan]] = {
 }
 DEFAULT_VERSIONS = {"vllm": "0.33.0", "sglang": "0.5.23", "llama.cpp": "2026", "kvseal": "0.1.0"}
 SIDE_BY_SIDE = ("bf16", "fp8", "int8", "int4")
+OURS = ("fp16", "fp32", "int8", "int4")
+"""What KVSeal serves."""
 FALLBACK_CONTEXT_TOKENS = 4096
 
 
@@ -98,7 +100,8 @@ def answer(shape: ModelShape, ask: Ask) -> Report:
     main = footprint(shape, shown, ask.parallel, drafts=drafts)
     if main.unavailable:
         raise ConfigError(f"--kv-dtype {kv_format.name}: {main.unavailable}")
-    formats = tuple((name, footprint(shape, _side(name, shape, engine_name), ask.parallel, drafts=drafts)) for name in SIDE_BY_SIDE)
+    names = OURS if engine_name == "kvseal" else SIDE_BY_SIDE
+    formats = tuple((name, footprint(shape, _side(name, shape, engine_name), ask.parallel, drafts=drafts)) for name in names)
     plan = ENGINES[engine_name](shape, settings) if engine_name else None
     promise = _promise(shape, ask, ask.promise_tokens, plan, main, settings) if ask.promise_tokens is not None else None
     plan = _beyond_the_model(_without_room(plan), limit_of(shape, ask), context)
@@ -155,6 +158,8 @@ def _shown_format(engine: str | None, shape: ModelShape, kv_format: KVFormat) ->
         return sglang.resolve_layout(shape, kv_format)
     if engine == "llama.cpp":
         return llamacpp.resolve_layout(shape, kv_format)
+    if engine == "kvseal":
+        return kvseal.resolve_format(kv_format)
     return vllm.resolve_layout(shape, kv_format)
 
 

@@ -9,7 +9,7 @@ from kvseal.core.errors import ConfigError
 from kvseal.plan.dtype import KVFormat
 from kvseal.plan.engines.base import EnginePlan, GroupPlan, Pool, Settings
 from kvseal.plan.shape import Attention, Kind, ModelShape
-from kvseal.plan.units import cdiv, human_bytes, round_up
+from kvseal.plan.units import GIB, KIB, MIB, cdiv, round_up
 
 RULE = (
     "KVSeal kv.geometry: page = layers x (64-byte seal + K run + V run, each padded to 64 bytes); never promises more than the pool holds"
@@ -34,9 +34,7 @@ def plan(shape: ModelShape, settings: Settings) -> EnginePlan:
     cache = _only_cache(shape)
     if settings.parallel.tp * settings.parallel.pp > 1:
         raise ConfigError("KVSeal serves a model from one node's memory: --tp and --pp must be 1")
-    kv_format = KVFormat("fp16") if settings.kv_format.name == "bf16" else settings.kv_format
-    if kv_format.name not in _FORMATS:
-        raise ConfigError(f"KVSeal has no {kv_format.name} cache; it has fp16, fp32, int8 and int4")
+    kv_format = resolve_format(settings.kv_format)
     bits, scales = _FORMATS[kv_format.name]
     tokens = settings.block_tokens or PAGE_TOKENS
     if tokens not in (8, 16, 32, 64):
@@ -67,6 +65,13 @@ def plan(shape: ModelShape, settings: Settings) -> EnginePlan:
     )  # fmt: skip
 
 
+def resolve_format(kv_format: KVFormat) -> KVFormat:
+    """The format as KVSeal has it: 16 bits are fp16. Raises ConfigError for one that it does not have."""
+    if kv_format.name not in _FORMATS:
+        raise ConfigError(f"KVSeal has no {kv_format.name} cache; it has fp16, fp32, int8 and int4")
+    return KVFormat("fp16") if kv_format.name == "bf16" else kv_format
+
+
 def _only_cache(shape: ModelShape) -> Attention:
     caches = {cache for layer in shape.layers for cache in layer}
     if len(caches) != 1 or any(len(layer) != 1 for layer in shape.layers):
@@ -94,7 +99,9 @@ def _outcome(pool: Pool | None, starts: bool | None, settings: Settings) -> str:
 
 
 def _log_line(pool: Pool | None, page_tokens: int) -> str:
-    """The line of the start report."""
+    """The line of the start report, in its own rounding (`serve.server` may not be imported here; a test holds them equal)."""
     if pool is None:
         return ""
-    return f"KV pool {pool.tokens} tokens in {pool.blocks} pages of {page_tokens}, {human_bytes(pool.blocks * pool.block_bytes)}"
+    size = pool.blocks * pool.block_bytes
+    text = f"{size / GIB:.2f} GiB" if size >= GIB else f"{size / MIB:.1f} MiB" if size >= MIB else f"{size / KIB:.1f} KiB"
+    return f"KV pool {pool.tokens} tokens in {pool.blocks} pages of {page_tokens}, {text}"

@@ -148,6 +148,7 @@ def _settings(options: argparse.Namespace, shown: Shown) -> AuditSettings:
         depth=Depth[options.depth.upper()],
         only=only,
         seed=options.seed,
+        fresh=options.seed == 0,
         shown=shown,
         logprobs=not options.no_logprobs,
     )

@@ -7,6 +7,7 @@ change what a token was worth by far more than it does on prompts that reuse not
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -54,9 +55,9 @@ def compare(reference: Answer, other: Answer, floor: float = 0.0) -> Difference:
     if not reference.steps or not other.steps:
         if reference.text == other.text:
             return Difference(Kind.SAME, exact=True)
-        return Difference(Kind.UNKNOWN, position=_common(list(reference.text), list(other.text)))
+        return Difference(Kind.UNKNOWN, position=common_length(reference.text, other.text))
     tokens, others = list(reference.tokens), list(other.tokens)
-    shared = _common(tokens, others)
+    shared = common_length(tokens, others)
     move = max((abs(reference.steps[i].logprob - other.steps[i].logprob) for i in range(shared)), default=0.0)
     allowed = max(LEAST_MOVE, FLOOR_FACTOR * floor)
     if shared == len(tokens) == len(others):
@@ -90,7 +91,7 @@ def largest_move(reference: Answer, other: Answer) -> float | None:
     """The largest change of a logprob over the tokens that both began with, alternatives included; None without logprobs in both."""
     if not reference.steps or not other.steps:
         return None
-    shared = _common(list(reference.tokens), list(other.tokens))
+    shared = common_length(list(reference.tokens), list(other.tokens))
     move = 0.0
     for index in range(min(shared + 1, len(reference.steps), len(other.steps))):
         mine = dict(reference.steps[index].top) or {reference.steps[index].token: reference.steps[index].logprob}
@@ -123,7 +124,8 @@ def _end_gap(answer: Answer, index: int) -> float:
     return max(0.0, chosen - math.log(max(1e-12, rest)))
 
 
-def _common(a: list[str], b: list[str]) -> int:
+def common_length(a: Sequence[str], b: Sequence[str]) -> int:
+    """How many items (or letters) two begin with alike."""
     for index, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return index

@@ -38,7 +38,7 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class AuditSettings:
-    """What to audit and how far to go. `only` empty means every probe."""
+    """What to audit and how far to go. `only` empty means every probe; `fresh` that no audit with this seed was here before."""
 
     client: ClientSettings
     model: str = ""
@@ -47,6 +47,7 @@ class AuditSettings:
     depth: Depth = Depth.NORMAL
     only: tuple[str, ...] = ()
     seed: int = 0
+    fresh: bool = True
     shown: Shown = field(default_factory=Shown)
     logprobs: bool = True
 
@@ -93,6 +94,7 @@ async def _first_look(settings: AuditSettings, client: Client, draw: random.Rand
     target = await survey(client, model=settings.model, context_tokens=settings.context_tokens)
     await meet(client, target, draw, logprobs=settings.logprobs)
     scene = Scene(client, target, Aviary(draw), draw, settings.depth, max(1, len(settings.client.keys)), settings.client.concurrency)
+    scene.fresh = settings.fresh
     if (shape := await shape_floor(scene)) is not None:
         scene.floor = shape
         target.notes.append(f"the same tokens in another batch shape, nothing reused, move its logprobs by {shape:.3g} nats")

@@ -41,7 +41,7 @@ FAULTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "stale-tail": ("leak", ("leak.unsteady-alone", "leak.changed-after-others", "leak.changed-beside-others")),
     "wrong-row": ("leak", ("leak.wrong-row", "leak.canary")),
     "stale-answer": ("leak", ("leak.wrong-row", "leak.canary")),
-    "weak-key": ("leak", ("leak.canary", "leak.changed-beside-others", "leak.changed-after-others")),
+    "weak-key": ("leak", ("reuse.never-sent", "leak.canary", "leak.changed-beside-others", "leak.changed-after-others")),
     "logprob-leak": ("leak", ("leak.canary",)),
     "crossed-stream": ("leak", ("leak.canary", "leak.changed-beside-others")),
     "late-writer-after-abort": ("leak", ("leak.canary", "leak.changed-after-others", "leak.changed-beside-others")),

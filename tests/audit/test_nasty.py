@@ -202,3 +202,15 @@ def test_answers_that_no_probe_could_hear_are_heard_at_the_end() -> None:
     report = _audit(handler, only=("leak",), allowance=Allowance(requests=60))
     assert "not finished" in str(report.results[0].unproven)
     assert any(finding.rule == "leak.canary" for finding in report.findings)
+
+
+def test_cached_counts_beyond_what_was_sent_are_found_unless_it_may_have_been_sent_before() -> None:
+    """A server whose cache takes one page for another one; and an honest one that was audited with the same seed before."""
+
+    def rules(standin: Standin, fresh: bool) -> list[str]:
+        report = _audit(standin.handle, only=("leak",), fresh=fresh)
+        return [finding.rule for finding in report.findings if finding.rule == "reuse.never-sent"]
+
+    assert rules(Standin("weak-key", 18, Traits()), fresh=True) == ["reuse.never-sent"]
+    honest = Standin("", 1, Traits(pool=8_192))
+    assert [rules(honest, fresh=True), rules(honest, fresh=False)] == [[], []]

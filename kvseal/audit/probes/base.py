@@ -51,6 +51,7 @@ class Scene:
     floor_known: bool = False
     alone_s: float = 0.0  # A small request on the idle server, for judging hangs.
     notes: list[str] = field(default_factory=list)
+    fresh: bool = True  # Nobody has sent the prompts of this audit to this server before.
     heard: set[int] = field(default_factory=set)  # Numbers of the answers in which canaries were searched.
 
     def ask(

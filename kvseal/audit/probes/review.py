@@ -6,6 +6,10 @@ error inside. Asks nothing.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+
+from kvseal.audit.compare import common_length
 from kvseal.audit.findings import Confidence, Finding, Grade, ProbeResult
 from kvseal.audit.probes.base import Scene, exhibit
 from kvseal.audit.target import FIRST_ASKS
@@ -13,6 +17,9 @@ from kvseal.audit.wire import Answer, End
 
 TITLE = "Answers: every one of this audit was whole, or said that it was not"
 _SURELY_WITHIN = 0.9  # Of the limit: sizes of prompts are estimates.
+_TEMPLATE_TOKENS = 48
+"""A chat template is at least reckoned to be so long."""
+_MOST_TOKENS_A_WORD = 3
 _GOOD_ENDS = ("stop", "length", "tool_calls", "content_filter", "function_call", "eos", "eos_token", "stop_sequence", "repetition")
 
 
@@ -44,6 +51,7 @@ def review(scene: Scene) -> ProbeResult:
         streams += answer.ask.stream and answer.ok
         whole += answer.ok
     _judge_failed(scene, result)
+    _judge_cached(scene, result)
     if whole and not result.findings:
         result.proved.append(f"all {whole} answers of this audit ({streams} streams) were complete, with their own id and a finish reason")
     return result
@@ -66,6 +74,58 @@ def _judge_failed(scene: Scene, result: ProbeResult) -> None:
         )
         title = "a request that the server promises to serve fails with a 5xx"
         _found(result, "honesty.valid-request-failed", Grade.HONESTY, Confidence.PROVEN, title, proof, worst)
+
+
+def _judge_cached(scene: Scene, result: ProbeResult) -> None:
+    """No more of a prompt can come from a cache than what it has in common with something that was sent: prompts are drawn at random, so
+    whatever goes beyond is somebody else's."""
+    if not scene.fresh:
+        result.unproven.append("with a given seed, prompts may have been sent before: cached counts were not compared with what was sent")
+        return
+    compared, worst = 0, (0, 0)
+    shown: Answer | None = None
+    for answer, beside in _neighbours(scene):
+        if not answer.ok or answer.cached_tokens is None:
+            continue
+        compared += 1
+        most = max(_most_tokens(scene, answer, other) for other in ("", *beside))
+        if answer.cached_tokens - most > worst[0] - worst[1]:
+            worst, shown = (answer.cached_tokens, most), answer
+    if shown is not None:
+        result.find(
+            Finding(
+                "reuse.never-sent",
+                Grade.CORRUPTION,
+                Confidence.LIKELY,
+                "more of a prompt comes from the cache than anybody had sent",
+                f"The server says that {worst[0]} tokens of a prompt came from its cache; at most {worst[1]} of them stand at the beginning"
+                " of any other prompt of this audit, whose words are drawn at random.",
+                "Key pages by all tokens up to their end, with a hash that cannot collide, and compare the tokens on a hit. Reuse at"
+                " another position (such as llama.cpp's --cache-reuse) shows here too.",
+                (exhibit(shown),),
+                ("https://github.com/vllm-project/vllm/security/advisories/GHSA-rm76-4mrf-v9r8",),
+            )
+        )
+    elif compared:
+        result.proved.append(f"by the server's own counts none of {compared} prompts took more from the cache than had been sent")
+
+
+def _neighbours(scene: Scene) -> Iterator[tuple[Answer, list[str]]]:
+    """Each answer, with the prompts (and what was generated for them, which is cached as well) that begin most like its own: they stand
+    beside it when all are in order."""
+    for chat in scene.target.kinds:
+        mine = [(answer, answer.ask.prompt) for answer in scene.client.answers if answer.ask.chat == chat]
+        sent = sorted((prompt + answer.text, answer.number, answer) for answer, prompt in mine if isinstance(prompt, str))
+        for index, (_, _, answer) in enumerate(sent):
+            yield answer, [text for text, _, _ in (*sent[max(0, index - 1) : index], *sent[index + 1 : index + 2])]
+
+
+def _most_tokens(scene: Scene, answer: Answer, other: str) -> int:
+    """As many tokens as a prompt can have in common with `other`, with what a template puts before both."""
+    prompt, chat, gauge = answer.ask.prompt, answer.ask.chat, scene.target.gauge
+    alike = prompt[: common_length(prompt, other)] if isinstance(prompt, str) else ""
+    around = max(_TEMPLATE_TOKENS if chat else 0, gauge.base.get(chat, 0.0)) + 8
+    return math.ceil(around + min(len(alike), _MOST_TOKENS_A_WORD * (len(alike.split()) + 1) * max(1.0, gauge.per_word)))
 
 
 def _judge_end(result: ProbeResult, answer: Answer) -> None:

@@ -18,6 +18,8 @@ from kvseal.node.remote import RemoteNode
 from kvseal.node.router import Router
 
 SECRET_BYTES = 32
+WORKER_PATIENCE_S = 60.0
+"""A router and its workers may be started in any order."""
 
 
 async def start_local(config: EngineConfig, fleet: FleetConfig, *, module: str = NODE_MODULE) -> Router:
@@ -38,10 +40,10 @@ async def start_local(config: EngineConfig, fleet: FleetConfig, *, module: str =
 
 
 async def connect_workers(fleet: FleetConfig) -> Router:
-    """A router over workers that run already. Raises `SetupError` when one cannot be reached, trusted or combined with the others."""
+    """A router over workers that run, or will soon. Raises `SetupError` when one cannot be reached, trusted or combined with the others."""
     secret = fleet.secret or b""
     addresses = [address_of(worker, "--workers") for worker in fleet.workers]
-    connecting = [RemoteNode.connect(host, port, secret=secret, tls=fleet.tls) for host, port in addresses]
+    connecting = [RemoteNode.connect(*at, secret=secret, tls=fleet.tls, patience_s=WORKER_PATIENCE_S) for at in addresses]
     results = await asyncio.gather(*connecting, return_exceptions=True)
     nodes = [result for result in results if isinstance(result, RemoteNode)]
     try:

@@ -7,6 +7,8 @@ Never configures the worker: what it serves is what its own command line says. L
 from __future__ import annotations
 
 import asyncio
+import logging
+import ssl
 from pathlib import Path
 
 from kvseal.core.clock import Clock, MonotonicClock
@@ -19,6 +21,9 @@ from kvseal.node.link import Link
 from kvseal.node.node_client import NodeClient
 
 CONNECT_S = 5.0
+AGAIN_S = 0.5
+
+_log = logging.getLogger("kvseal.node")
 
 
 class RemoteNode(NodeClient):
@@ -42,14 +47,24 @@ class RemoteNode(NodeClient):
         tls: TLSFiles | None = None,
         stall_after_s: float = STALL_AFTER_S,
         clock: Clock | None = None,
+        patience_s: float = 0.0,
     ) -> RemoteNode:
-        """Waits until the worker has introduced itself. Raises `SetupError` when it cannot be reached or trusted."""
-        node = cls(host, port, secret, tls, stall_after_s=stall_after_s, clock=clock or MonotonicClock())
-        try:
-            await node._begin()
-        except EngineDied as error:
-            raise SetupError(str(error)) from error
-        return node
+        """Waits until the worker has introduced itself. `SetupError`: it cannot be trusted, or not be reached for `patience_s`."""
+        clock = clock or MonotonicClock()
+        node = cls(host, port, secret, tls, stall_after_s=stall_after_s, clock=clock)
+        began_s, told = clock.now_s(), False
+        while True:
+            try:
+                await node._begin()
+                return node
+            except EngineDied as error:
+                absent = isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, ssl.SSLError)
+                if not absent or clock.now_s() - began_s >= patience_s:
+                    raise SetupError(str(error)) from error
+            if not told:
+                _log.warning("worker %s cannot be reached yet; waiting up to %.0f s for it", node.address, patience_s)
+                told = True
+            await asyncio.sleep(AGAIN_S)
 
     async def _spawn(self) -> Link:
         """A new connection. Raises `EngineDied` when there is none to be had."""

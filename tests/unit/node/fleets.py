@@ -74,11 +74,11 @@ async def nodes(*configs: EngineConfig) -> list[NodeClient]:
 
 
 @asynccontextmanager
-async def worker(config: EngineConfig, tls: TLSFiles | None = None) -> AsyncIterator[tuple[NodeClient, LinkServer]]:
-    """A node and its links on a free port; both are closed in the end."""
+async def worker(config: EngineConfig, tls: TLSFiles | None = None, port: int = 0) -> AsyncIterator[tuple[NodeClient, LinkServer]]:
+    """A node and its links on a port (0: a free one); both are closed in the end."""
     (node,) = await nodes(config)
     links = LinkServer(node, SECRET, tls)
-    await links.listen(HOST, 0)
+    await links.listen(HOST, port)
     try:
         yield node, links
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from contextlib import suppress
 
 import pytest
@@ -95,6 +96,25 @@ def test_two_workers_and_a_router() -> None:
             async with asyncio.timeout(60):
                 while prefill.open_requests or decode.open_requests:
                     await asyncio.sleep(0.05)
+
+    asyncio.run(run())
+
+
+def test_a_router_waits_for_a_worker_that_starts_after_it() -> None:
+    with socket.socket() as taken:
+        taken.bind((HOST, 0))
+        port = taken.getsockname()[1]
+
+    async def run() -> None:
+        with pytest.raises(SetupError, match="cannot be reached"):
+            await RemoteNode.connect(HOST, port, secret=SECRET)
+        waiting = asyncio.create_task(RemoteNode.connect(HOST, port, secret=SECRET, patience_s=30))
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        async with worker(config("decode"), port=port):
+            remote = await waiting
+            assert remote.role == "decode"
+            await remote.close()
 
     asyncio.run(run())
 

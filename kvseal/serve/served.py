@@ -21,6 +21,9 @@ _THREAD_ABOVE_TOKENS = 16 * 1024
 """Longer texts are encoded on a thread: the library lets go of the interpreter lock, and streams go on meanwhile."""
 
 
+_HUGE_CHARS = 256 * 1024
+"""Texts beyond wait for each other alone: what is mostly too long for any context holds up nobody whose prompt is merely long."""
+
 _MESSAGE_CHARS = 64
 """About what a template adds to each message, and what running it costs."""
 
@@ -44,7 +47,8 @@ class ServedModel:
     defaults: SamplingParams = field(default_factory=SamplingParams)
     """What holds for a request that does not say how to sample."""
     long_texts: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """One long text is encoded at a time: whatever callers send, it costs the engine at most one core."""
+    huge_texts: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """One long text is encoded at a time, and one huge one: whatever callers send, it costs the engine no more than that."""
 
     @property
     def end_tokens(self) -> frozenset[int]:
@@ -55,34 +59,47 @@ class ServedModel:
     def prefers_developer_role(self) -> bool:
         return self.template is not None and self.template.knows_developer_role
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    async def encode(self, text: str, *, add_special_tokens: bool = True, prompt: str | None = None) -> list[int]:
+        """`prompt`: where in the request it stands, if it is one. Raises `ContextLengthExceeded` for a huge one that can never fit: nobody
+        counts its tokens to the end."""
         if len(text) < _THREAD_ABOVE_CHARS:
             return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        async with self.long_texts:
+        if prompt is not None:
+            self._check_length(text, prompt)
+        async with self._lane(len(text)):
             return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], how: Rendering) -> list[int]:
+    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], how: Rendering, *, prompt: str | None = None) -> list[int]:
+        """As `encode`."""
         chars = sum(_MESSAGE_CHARS + len(message["content"]) for message in messages if isinstance(message.get("content"), str))
         if chars < _THREAD_ABOVE_CHARS:
             return self.encode_chat_now(messages, how)
-        async with self.long_texts:
-            return await asyncio.to_thread(self.encode_chat_now, messages, how)
+        async with self._lane(chars):
+            return await asyncio.to_thread(self.encode_chat_now, messages, how, prompt=prompt)
 
     async def decode(self, tokens: Sequence[int]) -> str:
         if len(tokens) < _THREAD_ABOVE_TOKENS:
             return self.tokenizer.decode(tokens)
-        async with self.long_texts:
+        async with self._lane(len(tokens)):
             return await asyncio.to_thread(self.tokenizer.decode, tokens)
 
     async def texts_of(self, tokens: Sequence[int]) -> list[str]:
         """Each token's text alone."""
         if len(tokens) < _THREAD_ABOVE_TOKENS:
             return list(map(self.tokenizer.text_of, tokens))
-        async with self.long_texts:
+        async with self._lane(len(tokens)):
             return await asyncio.to_thread(list, map(self.tokenizer.text_of, tokens))
 
-    def encode_chat_now(self, messages: Sequence[Mapping[str, Any]], how: Rendering) -> list[int]:
-        """Renders and encodes; message contents cannot forge special tokens (see `tokenizer`). Raises `InvalidRequest`."""
+    def _lane(self, length: int) -> asyncio.Lock:
+        return self.huge_texts if length > _HUGE_CHARS else self.long_texts
+
+    def _check_length(self, text: str, where: str) -> None:
+        least = self.tokenizer.least_tokens(text) if len(text) > _HUGE_CHARS else 0
+        if least >= self.report.served_context_tokens:
+            raise self._too_long(least, 1, where=where, at_least=True)
+
+    def encode_chat_now(self, messages: Sequence[Mapping[str, Any]], how: Rendering, *, prompt: str | None = None) -> list[int]:
+        """Renders and encodes; message contents cannot forge special tokens (see `tokenizer`). Raises `InvalidRequest`, and as `encode`."""
         if self.template is None:
             raise InvalidRequest(
                 f"model {self.name!r} has no chat template, so messages cannot become a prompt. "
@@ -98,6 +115,8 @@ class ServedModel:
             continue_final_message=how.continue_final_message,
             variables=variables,
         )
+        if prompt is not None:
+            self._check_length(rendered.replace(guard.mark, ""), prompt)
         return self.tokenizer.encode_chat(rendered, guard)
 
     def output_budget(self, prompt_tokens: int, asked_tokens: int | None, *, where: str) -> int:
@@ -105,11 +124,15 @@ class ServedModel:
         served = self.report.served_context_tokens
         budget = asked_tokens if asked_tokens is not None else max(1, served - prompt_tokens)
         if prompt_tokens + budget > served:
-            raise ContextLengthExceeded.of(
-                prompt_tokens=prompt_tokens,
-                max_output_tokens=budget,
-                max_servable_tokens=served,
-                pool_tokens=self.report.pool_tokens,
-                where=where,
-            )
+            raise self._too_long(prompt_tokens, budget, where=where)
         return budget
+
+    def _too_long(self, prompt_tokens: int, output_tokens: int, *, where: str, at_least: bool = False) -> ContextLengthExceeded:
+        return ContextLengthExceeded.of(
+            prompt_tokens=prompt_tokens,
+            max_output_tokens=output_tokens,
+            max_servable_tokens=self.report.served_context_tokens,
+            pool_tokens=self.report.pool_tokens,
+            where=where,
+            at_least=at_least,
+        )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -32,8 +33,9 @@ examples:
   kvseal place --lengths 1024,192 --slo ttft=10x,tbt=3x --workers 2    multiples of what a request takes alone
   kvseal place --trace sharegpt.jsonl --slo ttft=200ms,tpot=100ms --workers 4 --latency distserve-a100-opt-13b
 
-A trace is a CSV with input_tokens, output_tokens and perhaps t_s, or JSON lines with input_length, output_length, timestamp (ms) and
-hash_ids, or with turns. Goodput is the highest rate at which the target share of all requests sent meets all limits.
+A trace is a CSV with input_tokens, output_tokens and perhaps t_s (or with the columns of Azure's traces: TIMESTAMP, ContextTokens,
+GeneratedTokens), or JSON lines with input_length, output_length, timestamp (ms) and hash_ids, or with turns.
+Goodput is the highest rate at which the target share of all requests sent meets all limits.
 """
 
 
@@ -82,9 +84,10 @@ def _parser() -> argparse.ArgumentParser:
 def _place(options: argparse.Namespace) -> int:
     began_s = time.process_time()
     asked = parse_slo(options.slo)
+    trace = _trace(options)  # Before the latency model: a slip in its name is said before any measuring is asked for.
     question = Question(
         latency=_latency(options),
-        trace=_trace(options),
+        trace=trace,
         asked=asked,
         workers=_within("--workers", options.workers, 1, MOST_WORKERS),
         target=_target(options.target),
@@ -93,7 +96,11 @@ def _place(options: argparse.Namespace) -> int:
         seed=options.seed,
         chunk_tokens=_chunks(options.chunk_tokens),
     )
-    answer = search(question)
+    progress = _Progress(live=sys.stderr.isatty())
+    try:
+        answer = search(question, progress.tell)
+    finally:
+        progress.clear()
     if options.json:
         print(json.dumps(report.as_json(answer), indent=2))
     else:
@@ -102,14 +109,36 @@ def _place(options: argparse.Namespace) -> int:
     return 0 if answer.found and answer.found[0].rate else 1
 
 
+class _Progress:
+    """What is searched now, on stderr: on a terminal one line that changes, else a line for each phase."""
+
+    def __init__(self, *, live: bool) -> None:
+        self._live = live
+        self._phase = ""
+        self._began_s = time.monotonic()
+
+    def tell(self, phase: str, what: str) -> None:
+        text = f"{time.monotonic() - self._began_s:4.0f} s  {phase}"
+        if self._live:
+            line = f"{text}: {what}" if what else text
+            print(f"\r\x1b[K{line[: shutil.get_terminal_size().columns - 1]}", end="", file=sys.stderr, flush=True)
+        elif phase != self._phase:
+            print(text, file=sys.stderr, flush=True)
+        self._phase = phase
+
+    def clear(self) -> None:
+        if self._live:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
 def _latency(options: argparse.Namespace) -> Latency:
     name = options.latency
     if name is None:
         name = fitted_path()
         if not name.exists():
             raise ConfigError(
-                "this machine has not been measured yet: run `kvseal bench fit` once, or give --latency with a file or one of "
-                f"{', '.join(published())}"
+                "this machine has not been measured yet: run `kvseal bench fit` once (a few minutes), or give --latency with a file or one "
+                f"of {', '.join(published())}"
             )
     latency = load(name)
     if options.link is not None:

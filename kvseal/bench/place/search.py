@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from kvseal.bench.place.curves import Curve, highest
 from kvseal.bench.place.fast import simulate_fast
+from kvseal.bench.place.idle import Idle, idle_times
 from kvseal.bench.place.latency import Latency, WorkerKind
 from kvseal.bench.place.simulate import Outcome, Placement, simulate
 from kvseal.bench.place.slo import SLO, Asked, Record, attainment, quantile
@@ -27,9 +28,6 @@ NEARLY = 0.8
 """Kinds of worker that cannot reach this share of the best so far are not looked at more closely."""
 PAIRS = 3
 """Pairs of kinds whose splits are looked at."""
-IDLE_JOBS = 48
-IDLE_OUTPUTS = 12
-"""Tokens of an idle request that are simulated; the rest takes as long."""
 NEAR, NEAR_AT_MOST = 0.9, 4
 """Placements that come so near the best of their kind are compared on the fine grid."""
 CONFIRM_TIMES = 2
@@ -81,20 +79,6 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Idle:
-    """Times of requests alone on an idle worker of the fastest kind."""
-
-    ttft_s: tuple[float, ...]
-    tpot_s: tuple[float, ...]
-    tbt_s: tuple[float, ...]
-    life_s: float
-    refused: int
-
-    def typical(self) -> SLO:
-        return SLO(ttft_s=quantile(self.ttft_s, 0.5), tpot_s=quantile(self.tpot_s, 0.5), tbt_s=quantile(self.tbt_s, 0.5))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     question: Question
     slo: SLO
@@ -108,9 +92,13 @@ class Answer:
         return next((one for one in self.found if one.placement.split is split), None)
 
 
-def search(question: Question) -> Answer:
+Tell = Callable[[str, str], None]
+"""Is told of each step of the search: the phase, and what is simulated now."""
+
+
+def search(question: Question, tell: Tell = lambda phase, what: None) -> Answer:
     """All placements of at most `workers` workers, best first. Deterministic."""
-    return _Search(question).answer()
+    return _Search(question, tell).answer()
 
 
 class _Pool:
@@ -137,11 +125,13 @@ class _Pool:
 
 
 class _Search:
-    def __init__(self, question: Question) -> None:
+    def __init__(self, question: Question, tell: Tell) -> None:
         self._q = question
+        self._tell = tell
+        tell("requests alone", "")
         self._latency = question.latency
         self._kinds = sorted((kind for kind in question.latency.kinds if kind.width <= question.workers), key=lambda kind: kind.width)
-        self.idle = idle_times(question)
+        self.idle = idle_times(question.latency, question.trace, question.chunk_tokens)
         self.slo = question.asked.resolved(self.idle.typical())
         self._guess = 1.0 / max(1e-9, self.idle.life_s)
         self._pools: dict[tuple[str, bool], dict[int, _Pool]] = {}
@@ -216,6 +206,7 @@ class _Search:
             count = self._q.workers // kind.width
             for chunk in self._chunks(kind):
                 place = Placement(shared=count, shared_kind=kind, chunk_tokens=chunk)
+                self._tell("colocated workers", place.name)
                 curve = self._curve(place, self.slo)
                 if best and not curve.reaches(self._q.target, NEARLY * best):
                     continue
@@ -243,6 +234,7 @@ class _Search:
         return side[count]
 
     def _one_side(self, kind: WorkerKind, count: int, chunk: int, guess: float, *, prefill: bool) -> _Pool:
+        self._tell("each side of a split by itself", f"{count} {'prefill, chunks of ' + str(chunk) if prefill else 'decode'}")
         if prefill:
             place = Placement(prefill=count, prefill_kind=kind, chunk_tokens=chunk)
             curve = self._curve(place, SLO(ttft_s=self.slo.ttft_s), _first_tokens)
@@ -279,6 +271,7 @@ class _Search:
                 )
                 if place not in seen and front.rate:
                     seen.add(place)
+                    self._tell("whole splits", place.name)
                     yield Found(placement=place, rate=self._curve(place, self.slo).goodput(self._q.target, front.rate))
 
     def _balanced(self, kind: WorkerKind, other: WorkerKind) -> Iterator[tuple[_Pool, _Pool]]:
@@ -326,6 +319,7 @@ class _Search:
         def passes(power: int) -> bool:
             return not self._run_at(simulate_fast, rough.placement, power).stopped
 
+        self._tell("the best of each sort, more finely", rough.placement.name)
         most = math.floor(math.log(self._most_rate(), FINE))
         power = highest(passes, round(math.log(rough.rate, FINE)), most, first=2)
         return replace(rough, rate=0.0 if power is None else FINE**power)
@@ -338,6 +332,7 @@ class _Search:
             power = highest(lambda one: not self._confirm(place, one).stopped, power, power + MORE_AT_MOST, first=4) or power
         over = self._run_at(simulate_fast, place, power + 1)
         for lower in range(LOWER_AT_MOST):
+            self._tell("confirmed with the scheduler itself", place.name)
             outcome = self._confirm(place, power - lower * lower)
             if not outcome.stopped:
                 return replace(
@@ -366,32 +361,6 @@ def most_missed(records: list[Record], slo: SLO) -> str:
         for name in slo.missed(record) if record.first_s < math.inf else ():
             counts[name] = counts.get(name, 0) + 1
     return max(counts, key=lambda name: counts[name]) if counts else ""
-
-
-def idle_times(question: Question) -> Idle:
-    """Some requests of the trace, one at a time, on the kind of worker that is fastest with the first of them."""
-    jobs = list(question.trace.jobs)
-    step = max(1, len(jobs) // IDLE_JOBS)
-    some = [job._replace(blocks=()) for job in jobs[::step][:IDLE_JOBS]]
-    apart = [job._replace(at_s=1e6 * number, output_tokens=min(IDLE_OUTPUTS, job.output_tokens)) for number, job in enumerate(some)]
-    best: Idle | None = None
-    for kind in question.latency.kinds:
-        place = Placement(shared=1, shared_kind=kind, chunk_tokens=max(question.chunk_tokens or kind.chunk_tokens))
-        records = simulate(place, question.latency, apart).records
-        lives = [record.ttft_s + (job.output_tokens - 1) * record.tpot_s for record, job in zip(records, some, strict=True) if record.done]
-        records = [record for record in records if record.done]
-        idle = Idle(
-            ttft_s=tuple(record.ttft_s for record in records),
-            tpot_s=tuple(record.tpot_s for record in records),
-            tbt_s=tuple(record.tbt_s for record in records),
-            life_s=sum(lives) / max(1, len(lives)),
-            refused=len(some) - len(records),
-        )
-        if best is None or (-idle.refused, -idle.life_s) > (-best.refused, -best.life_s):
-            best = idle
-    if best is None:
-        raise ValueError("a latency model has at least one kind")
-    return best
 
 
 __all__ = ["Answer", "Found", "Idle", "Question", "search"]

@@ -3,6 +3,7 @@
 Owns the reading of trace files and the making of arrivals. Formats (columns may stand in any order, others are ignored):
 
 - CSV with a header: `input_tokens`, `output_tokens`, and `t_s` (seconds) if arrival times are known;
+- CSV as Azure publishes its LLM inference traces: `TIMESTAMP` (a date and a time, or seconds), `ContextTokens`, `GeneratedTokens`;
 - JSON lines with `input_length`, `output_length`, `timestamp` (milliseconds) and `hash_ids` (one id per block of the prompt; equal ids
   are equal blocks after equal prefixes);
 - JSON lines with `turns`: [["h", tokens], ["g", tokens], ...]: each reply is a request whose prompt is all that stands before it.
@@ -15,15 +16,21 @@ from __future__ import annotations
 import csv
 import json
 import random
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from kvseal.core.errors import ConfigError
 
-CSV_COLUMNS = ("input_tokens", "output_tokens")
+CSV_COLUMNS = {"input_tokens": "contexttokens", "output_tokens": "generatedtokens", "t_s": "timestamp"}
+"""Ours, and Azure's in small letters: capitals, blanks and a byte order mark in a header say nothing."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[ T]")
+_LONG_FRACTION = re.compile(r"(\.[0-9]{6})[0-9]+")
 JSON_FIELDS = ("input_length", "output_length")
 READ_AT_MOST = 200_000
 """Rows of a file that are looked at."""
@@ -157,15 +164,37 @@ def _spread(jobs: list[Job]) -> Iterable[Job]:
 
 def _csv_jobs(lines: Iterable[str]) -> Iterator[Job]:
     reader = csv.DictReader(lines)
-    names = reader.fieldnames or ()
-    missing = [name for name in CSV_COLUMNS if name not in names]
-    if missing:
-        found = ", ".join(names) or "none"
-        raise ConfigError(f"no column {' and '.join(missing)}; a CSV trace has {', '.join(CSV_COLUMNS)} and perhaps t_s; found: {found}")
+    headed = {name.strip().lstrip("\ufeff").lower(): name for name in reader.fieldnames or ()}
+    prompt, output, time = (headed.get(ours, headed.get(azure, "")) for ours, azure in CSV_COLUMNS.items())
+    if not prompt or not output:
+        missing = [name for name, found in (("input_tokens", prompt), ("output_tokens", output)) if not found]
+        raise ConfigError(
+            f"no column {' and '.join(missing)}; a CSV trace has input_tokens, output_tokens and perhaps t_s, or Azure's ContextTokens, "
+            f"GeneratedTokens and TIMESTAMP; found: {', '.join(reader.fieldnames or ()) or 'none'}"
+        )
+    start_s: float | None = None
     for row in reader:
         where = f"line {reader.line_num}"
-        at_s = _number(row, "t_s", where) if "t_s" in names else 0.0
-        yield Job(at_s, _whole(row, "input_tokens", where, 1), max(1, _whole(row, "output_tokens", where, 0)))
+        at_s = _moment(row, time, where) if time else 0.0
+        start_s = at_s if start_s is None else start_s
+        if headed.get("t_s") != time:  # a date: what counts is the distance from the first
+            at_s -= start_s
+        yield Job(at_s, _whole(row, prompt, where, 1), max(1, _whole(row, output, where, 0)))
+
+
+def _moment(row: Mapping[str, object], name: str, where: str) -> float:
+    """Seconds, or the seconds since 1970 of a date with a time; of a fraction that is longer than microseconds, the first six digits."""
+    value = row.get(name)
+    if not isinstance(value, str) or not _DATE.match(value.strip()):
+        return _number(row, name, where)
+    text = _LONG_FRACTION.sub(r"\1", value.strip())
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"{name} of {where} is {value!r}; it must be a date and a time, as in 2023-11-16 18:15:46.68, or seconds"
+        ) from error
+    return ((at if at.tzinfo is not None else at.replace(tzinfo=UTC)) - _EPOCH).total_seconds()
 
 
 def _json_jobs(lines: Iterable[str]) -> Iterator[Job]:

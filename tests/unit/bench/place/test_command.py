@@ -25,8 +25,12 @@ def place(model: Path, *arguments: str) -> int:
 
 def test_a_recommendation(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert place(model, "--lengths", "300,20", "--slo", "ttft=4x,tpot=4x", "--workers", "2") == 0
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
     assert "recommended" in out and "why" in out and "searched in" in out
+    phases = ["requests alone", "colocated workers", "each side of a split by itself", "whole splits", "more finely", "scheduler itself"]
+    places = [err.find(phase) for phase in phases]
+    assert places == sorted(places) and places[0] >= 0, "a line for each phase, in order"
+    assert "\x1b" not in err, "no terminal, no cursor movements"
 
 
 def test_json(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,3 +71,20 @@ def test_an_unmeasured_machine_is_told_what_to_do(
     monkeypatch.setenv("KVSEAL_CACHE", str(tmp_path / "cache"))
     assert main(["place", "--lengths", "300,2", "--slo", "ttft=1", "--workers", "2"]) == 2
     assert "kvseal bench fit" in capsys.readouterr().err
+
+
+def test_a_trace_that_is_not_there_is_said_before_measuring_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KVSEAL_CACHE", str(tmp_path / "cache"))
+    assert main(["place", "--trace", "nowhere.csv", "--slo", "ttft=1", "--workers", "2"]) == 2
+    assert "nowhere.csv cannot be read" in capsys.readouterr().err
+
+
+def test_on_a_terminal_one_line_says_what_is_simulated(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert place(model, "--lengths", "300,20", "--slo", "ttft=4x,tpot=4x", "--workers", "2") == 0
+    err = capsys.readouterr().err
+    assert "1 prefill + 1 decode" in err and "\n" not in err and err.endswith("\r\x1b[K")

@@ -27,6 +27,23 @@ def test_csv_without_times(tmp_path: Path) -> None:
     assert not trace.timed and trace.rate == 0.0
 
 
+def test_azures_published_header(tmp_path: Path) -> None:
+    """The 2023 files have seven digits of a second and no zone, those of 2024 a zone."""
+    for zone in ("", "+00:00", "Z"):
+        rows = "".join(f"2023-11-16 18:1{at}{zone},{tokens}\n" for at, tokens in (("5:46.6805900", "374,44"), ("5:50.9951690", "396,0")))
+        trace = read_trace(write(tmp_path, "a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows))
+        assert [(job.prompt_tokens, job.output_tokens) for job in trace.jobs] == [(374, 44), (396, 1)]
+        assert trace.timed and [job.at_s for job in trace.jobs] == pytest.approx([0.0, 4.314579])
+        assert read_trace(tmp_path / "a.csv", skip=1).jobs[0].prompt_tokens == 396
+
+
+def test_azures_times_may_be_seconds_and_its_header_bear_a_mark(tmp_path: Path) -> None:
+    text = "\ufeffTIMESTAMP, contexttokens ,GENERATEDTOKENS\n100.5,10,1\n99.5,20,2\n"
+    trace = read_trace(write(tmp_path, "a.csv", text))
+    assert [(job.at_s, job.prompt_tokens) for job in trace.jobs] == [(-1.0, 20), (0.0, 10)]
+    assert trace.at_rate(1.0, 2, poisson=False)[0].at_s == 0.0
+
+
 def test_json_lines_with_blocks(tmp_path: Path) -> None:
     rows = (
         '{"timestamp": 2000, "input_length": 900, "output_length": 3, "hash_ids": [0, 1]}\n\n'
@@ -56,6 +73,10 @@ def test_conversations_become_a_request_for_each_reply(tmp_path: Path) -> None:
         ("a.csv", "input_tokens,output_tokens,t_s\n1,2,-1\n", "t_s of line 2"),
         ("a.csv", "input_tokens,output_tokens\n1.5,2\n", "whole number"),
         ("a.csv", "input_tokens,output_tokens\n1\n", "output_tokens of line 2 is None"),
+        ("a.csv", "TIMESTAMP,ContextTokens\n1,2\n", "no column output_tokens"),
+        ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-13-16 18:15:46,1,2\n", "TIMESTAMP of line 2 is '2023-13-16 18:15:46'"),
+        ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\nnoon,1,2\n", "TIMESTAMP of line 2 is 'noon'"),
+        ("a.csv", "ContextTokens,GeneratedTokens\nx,2\n", "ContextTokens of line 2 is 'x'"),
         ("a.jsonl", "not json\n", "line 1 is no JSON"),
         ("a.jsonl", "[1]\n", "no JSON object"),
         ("a.jsonl", '{"input_length": 4}\n', "no output_length"),

@@ -45,8 +45,8 @@ class NodeConfig:
     """Shared by all nodes and the router: prefix keys, token digests and links rest on it."""
     on_failure: str = "recompute"
     """A failed hand-off: compute the prompt on the decode node, or fail the request."""
-    silence_s: float = 5.0
-    """A peer of which nothing is heard for so long, in the middle of a hand-off, is given up."""
+    silence_s: float = 25.0
+    """A peer of which nothing is heard for so long, in the middle of a hand-off, is given up: more than a step of its engine may take."""
     listen: str | None = None
     """HOST where pages are fetched; None: nodes of one machine."""
     transport: str | None = None

@@ -165,7 +165,7 @@ class Receiving:
             if one.wants_pages:
                 self._lease(one, handoff, now_s)
         for handoff, (intent, came_s) in list(self._early.items()):
-            if now_s - came_s >= self._patience.silence_s / 2:
+            if now_s - came_s >= self._patience.stall_s / 2:
                 del self._early[handoff]
                 self._turn_away(intent, "no request here waits for it")
         if self._quarantine:
@@ -340,7 +340,7 @@ class Receiving:
         held = self.counters.quarantined_pages
         if held <= self._cap_pages or now_s < self._next_reset_s:
             return
-        self._next_reset_s = now_s + self._patience.silence_s
+        self._next_reset_s = now_s + self._patience.stall_s
         self.counters.resets += 1
         _log.error("%d pages are in quarantine because of hand-offs, more than %d: the transport is torn down", held, self._cap_pages)
         if self._transport.reset():

@@ -50,10 +50,17 @@ HEARTBEATS = 4
 class Patience:
     """How long a session waits, by its own monotonic clock."""
 
-    silence_s: float = 5.0
-    """Without a word or a page from the peer."""
+    silence_s: float = 25.0
+    """Without a word from the peer. It speaks between two steps of its engine, so this is longer than a step may take before a node counts
+    as stalled; whoever knows earlier that the peer is dead or frozen says so."""
+    stall_s: float = 5.0
+    """Pages were announced and none has come, whatever the peer says: pages need no step of its engine."""
     fence_s: float = 1.0
     """For the transport to prove quiet, from the abort on; then the pages are quarantined."""
+
+    def __post_init__(self) -> None:
+        """Whoever bears less silence bears no longer stall either."""
+        object.__setattr__(self, "stall_s", min(self.stall_s, self.silence_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,8 +275,9 @@ class Session(ABC):
             return self._fail(Reason.DEADLINE, f"not complete within {self.terms.deadline_s:g} s")
         if self._heard_s is not None and self._now_s - self._heard_s >= self._patience.silence_s:
             return self._fail(Reason.SILENCE, f"nothing heard for {self._patience.silence_s:g} s")
-        if self._moving_since_s is not None and self._now_s - self._moving_since_s >= self._patience.silence_s:
-            return self._fail(Reason.SILENCE, f"the peer speaks, but no page has come for {self._patience.silence_s:g} s")
+        stall_s = self._patience.stall_s
+        if self._moving_since_s is not None and self._now_s - self._moving_since_s >= stall_s:
+            return self._fail(Reason.SILENCE, f"pages were announced, and no page has come for {stall_s:g} s")
         if self._spoke_s is not None and self._now_s - self._spoke_s >= self._patience.silence_s / HEARTBEATS:
             return [self._say(Alive)]
         return []

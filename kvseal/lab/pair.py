@@ -26,6 +26,7 @@ from kvseal.lab.oracle_node import oracle_node
 from kvseal.lab.rig import GREEDY, SCOPE
 from kvseal.node import peer_messages as p
 from kvseal.node.node_engine import NodeEngine
+from kvseal.node.router import HANDOFF_TIMEOUT_S, QUEUED_TIMEOUT_S
 from kvseal.node.split_request import Next, SplitRequest
 
 SECRET = b"a secret of the laboratory"
@@ -226,8 +227,8 @@ class Pair:
         asked = _Asked(one, _Leg(request.request_id), _Leg(request.request_id))
         one.prefill, one.decode = asked.prefill, asked.decode
         self._requests[name] = asked
-        self.decode.take(p.Receive(request, f"handoff-{name}", self.prefill.incarnation, 60.0))
-        self.prefill.take(p.Prefill(request, f"handoff-{name}", self.decode.incarnation, 60.0))
+        self.decode.take(p.Receive(request, f"handoff-{name}", self.prefill.incarnation, QUEUED_TIMEOUT_S))
+        self.prefill.take(p.Prefill(request, f"handoff-{name}", self.decode.incarnation, HANDOFF_TIMEOUT_S))
         return heard
 
     @staticmethod

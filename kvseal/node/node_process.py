@@ -42,6 +42,7 @@ class NodeLoop(EngineLoop):
             self._poll(0 if work and not blocked else self._node.poll_ms)
             if self._engine.has_work and len(self._outbox) <= MAX_OUTBOX_BYTES:
                 self._step()
+                self._poll(0)  # what came meanwhile: before anybody is called silent
 
     def _send_said(self) -> None:
         for message in self._node.outbox():

@@ -41,8 +41,9 @@ from kvseal.node.split_request import Next, SplitRequest
 from kvseal.node.stream import RequestStream
 
 FROZEN_AFTER_S = 5.0
-HANDOFF_TIMEOUT_S = 60.0
-"""From the Intent to the receipt. What ends a hand-off that has stalled is silence, much earlier."""
+HANDOFF_TIMEOUT_S = 600.0
+"""From the Intent to the receipt: the prompt is computed meanwhile, and a large model takes its time. What ends a hand-off that has stalled
+is silence, much earlier."""
 QUEUED_TIMEOUT_S = 600.0
 """For the Intent to come: the node that computes the prompt may have a waiting line. A node that is dead or frozen is not waited for."""
 MAX_ATTEMPTS = 3
@@ -348,10 +349,10 @@ class Router:
 
     def _frozen(self, node: NodeClient) -> None:
         """What nobody has seen anything of goes elsewhere, if there is such a place, else it waits for the node to go on or to die; prompts
-        that it computes for others are computed there."""
+        of others that it has not handed over are computed there."""
         elsewhere = self.fleet.some("decode")
         for one in list(self._requests.values()):
-            if one.prefill_node is node and one.prefilling and one.prefill is not None and one.decode is not None:
+            if one.prefill_node is node and one.prefill is not None and one.decode is not None and not one.answering:
                 one.prefill.cancel()
                 self._prefilled(one)
                 self._not_handed_over(one)

@@ -95,6 +95,11 @@ class SplitRequest:
     def ended(self) -> bool:
         return self.stream.ended
 
+    @property
+    def answering(self) -> bool:
+        """The node that answers has told a token: whatever it waited for has arrived, or is not needed."""
+        return self._seen > 0
+
     def begin(self) -> None:
         """A new attempt: both legs are new."""
         self.attempt += 1

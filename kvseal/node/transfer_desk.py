@@ -25,7 +25,8 @@ from kvseal.node.node_client import NodeClient
 from kvseal.node.remote import RemoteNode
 from kvseal.node.stream import RequestStream
 
-FETCH_TIMEOUT_S = 10.0
+FETCH_TIMEOUT_S = 30.0
+"""For pages that are there already; the source may be in the middle of a long step."""
 FIELD = "kv_transfer_params"
 _PROOF = "kvseal_proof"
 

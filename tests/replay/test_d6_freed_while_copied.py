@@ -36,7 +36,7 @@ def test_the_source_gives_them_back_when_the_other_side_is_silent() -> None:
     pair = Pair(prefill={"pages": 16})
     pair.frozen.add(pair.decode)
     pair.submit("request-1", OURS, OUTPUT_TOKENS)
-    for _ in range(200):
+    for _ in range(300):
         pair.turn()
     usage = pair.prefill.kv.usage()
     assert usage.evictable == usage.sealed and not usage.draining

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -64,5 +65,22 @@ def test_what_can_go_nowhere_else_waits_for_its_node() -> None:
 
     try:
         fleet.run(wait())
+    finally:
+        fleet.close()
+
+
+def test_a_prefill_node_that_freezes_with_its_prompt_computed_is_not_waited_for(tmp_path: Path) -> None:
+    """Its answer is complete and its hand-off is not: what sees that is the router, long before silence would be."""
+    tokens, doomed = prompt(7, 100), tmp_path / "oracle-stop-before-manifest"
+    fleet = Fleet(config("prefill", model=doomed, silence_s=200.0), config("decode", silence_s=200.0), frozen_after_s=1.0)
+    router = fleet.router
+    try:
+        answer = fleet.run(read(router.submit(request("computed", tokens, deadline_s=60.0))))
+        assert doomed.with_name(doomed.name + ".died").exists()
+        assert isinstance(answer.outcome, Completed) and answer.tokens == truth(tokens, 6)
+        counted = fleet.run(router.stats()).handoff
+        assert counted["lost"] == counted["recomputed"] == counted["failed_peer_gone"] == 1
+        os.kill(fleet.node("prefill-0").pid or 0, signal.SIGCONT)
+        fleet.run(fleet.settled())
     finally:
         fleet.close()

@@ -103,21 +103,13 @@ class ContextLengthExceeded(RequestError):
 
     @classmethod
     def of(
-        cls,
-        *,
-        prompt_tokens: int,
-        max_output_tokens: int,
-        max_servable_tokens: int,
-        pool_tokens: int,
-        where: str = "messages",
-        at_least: bool = False,
+        cls, *, prompt_tokens: int, max_output_tokens: int, max_servable_tokens: int, pool_tokens: int, where: str = "messages"
     ) -> ContextLengthExceeded:
-        """`at_least`: the prompt has so many tokens or more; nobody has counted further."""
-        total, more = prompt_tokens + max_output_tokens, " or more" if at_least else ""
+        total = prompt_tokens + max_output_tokens
         what = "the prompt is too long" if prompt_tokens >= max_servable_tokens else "reduce the prompt or the completion"
         return cls(
-            f"This model's maximum context length is {max_servable_tokens} tokens. However, you requested {total} tokens{more} "
-            f"({prompt_tokens}{more} in the {where}, {max_output_tokens} in the completion): {what} (context_length_exceeded).",
+            f"This model's maximum context length is {max_servable_tokens} tokens. However, you requested {total} tokens "
+            f"({prompt_tokens} in the {where}, {max_output_tokens} in the completion): {what} (context_length_exceeded).",
             param=where,
             details={
                 "prompt_tokens": prompt_tokens,

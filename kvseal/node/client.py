@@ -92,6 +92,8 @@ class EngineClient:
         self._idle = asyncio.Event()
         self._idle.set()
         self._keeper: asyncio.Task[None] | None = None
+        self._failed = 0
+        """Requests that ended with the connection; the log has not told of them yet."""
         self._spawned: SpawnedEngine | None = None
 
     @classmethod
@@ -303,7 +305,8 @@ class EngineClient:
     def _lose(self, status: int | None) -> None:
         if self._phase is not EngineState.DRAINING:
             self._phase = EngineState.DEAD
-        _log.error("the engine is gone (exit status %s); %d open requests fail", status, len(self._streams))
+        failed, self._failed = self._failed + len(self._streams), 0
+        _log.error("the engine is gone (exit status %s); %d open requests failed", status, failed)
         self._end_all(EngineDied("the engine stopped while this request was open; it is being restarted"))
 
     def _connection_lost(self, link: Link) -> None:
@@ -312,6 +315,7 @@ class EngineClient:
             link.close()
             if self._phase is EngineState.READY:
                 self._phase = EngineState.DEAD
+            self._failed += len(self._streams)
             self._end_all(EngineDied("the engine stopped while this request was open; it is being restarted"))
 
     def _end_all(self, error: EngineDied | Draining) -> None:

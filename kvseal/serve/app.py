@@ -7,8 +7,9 @@ Owns the routes and `Deps`, all that they need. Each route reads its body, asks,
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -60,8 +61,8 @@ Endpoint = Callable[[HttpRequest], Awaitable[Any]]
 BODY_TIMEOUT_S = 60.0
 STATS_TIMEOUT_S = 5.0
 """The engine answers between two steps; one that hangs must not make a scrape hang."""
-DISCARD_BYTES = 64 * 2**20
-"""How much of a body that is too large is read and thrown away, so that the client gets to read the answer."""
+DISCARD_BYTES, DISCARD_PAUSE_S = 64 * 2**20, 0.5
+"""How much of a body that is too large is read and thrown away, and the pause that ends it, so that the client gets to read the answer."""
 THREAD_ABOVE_BYTES = 64 * 2**10
 """Larger bodies are parsed on a thread: a million tiny arrays take seconds, and streams go on meanwhile."""
 _SEED_STEP = 0x9E3779B97F4A7C15
@@ -302,20 +303,34 @@ class _Routes:
 
 
 async def _read_body(request: HttpRequest, limit_bytes: int) -> bytes:
-    """The body, never holding more than the limit. What is too large is thrown away as it comes."""
+    """The body, never holding more than the limit. Raises `BodyTooLarge`, before the body comes if its length is declared."""
     parts: list[bytes] = []
-    total_bytes = 0
-    async for part in request.stream():
-        total_bytes += len(part)
-        if total_bytes <= limit_bytes:
+    left_bytes = limit_bytes - int(request.headers.get("content-length", 0))
+    stream = request.stream()
+    if left_bytes >= 0:
+        left_bytes = limit_bytes
+        async for part in stream:
+            left_bytes -= len(part)
+            if left_bytes < 0:
+                break
             parts.append(part)
-        else:
-            parts.clear()
-        if total_bytes > DISCARD_BYTES:
-            break
-    if total_bytes > limit_bytes:
+    if left_bytes < 0:
+        if "expect" not in request.headers:  # Who expects to be told to go on has not sent anything, and is not told to.
+            await _discard(stream)
         raise BodyTooLarge(f"the request body is larger than {limit_bytes} bytes, the limit of this server (--max-body)")
     return b"".join(parts)
+
+
+async def _discard(stream: AsyncIterator[bytes]) -> None:
+    """Reads on until nothing comes: a client that is still sending would find the connection gone before it reads its answer."""
+    gone_bytes = 0
+    with contextlib.suppress(TimeoutError):
+        while gone_bytes < DISCARD_BYTES:
+            async with asyncio.timeout(DISCARD_PAUSE_S):
+                part = await anext(stream, None)
+            if part is None:
+                return
+            gone_bytes += len(part)
 
 
 async def _http_exception(request: HttpRequest, error: Exception) -> Response:

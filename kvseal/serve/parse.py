@@ -123,9 +123,7 @@ async def read_chat(fields: Mapping[str, Any], model: ServedModel, *, strict: bo
     body, ignored = read_fields(fields, ChatBody, strict=strict)
     check_model(body.model, model)
     messages = read_messages(body.messages, developer_as_system=not model.prefers_developer_role)
-    tokens = await model.encode_chat(
-        messages, rendering(body.add_generation_prompt, body.continue_final_message, _variables(body)), prompt="messages"
-    )
+    tokens = await model.encode_chat(messages, rendering(body.add_generation_prompt, body.continue_final_message, _variables(body)))
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
     logprobs = _bounded("top_logprobs", body.top_logprobs or 0, 0, MAX_TOP_LOGPROBS) if body.logprobs else None
@@ -212,7 +210,7 @@ def _prompts(prompt: str | list[Any]) -> list[tuple[str, str | list[Any]]]:
 
 async def _prompt(prompt: object, model: ServedModel, where: str, add_special: bool) -> Prompt:
     if isinstance(prompt, str):
-        tokens: Sequence[int] = await model.encode(prompt, add_special_tokens=add_special, prompt=where)
+        tokens: Sequence[int] = await model.encode(prompt, add_special_tokens=add_special)
         text: str | None = prompt
     elif isinstance(prompt, list) and all(type(token) is int for token in prompt):
         tokens, text = prompt, None

@@ -20,7 +20,6 @@ _THREAD_ABOVE_CHARS = 16 * 1024
 _THREAD_ABOVE_TOKENS = 16 * 1024
 """Longer texts are encoded on a thread: the library lets go of the interpreter lock, and streams go on meanwhile."""
 
-
 _HUGE_CHARS = 256 * 1024
 """Texts beyond wait for each other alone: what is mostly too long for any context holds up nobody whose prompt is merely long."""
 
@@ -59,23 +58,18 @@ class ServedModel:
     def prefers_developer_role(self) -> bool:
         return self.template is not None and self.template.knows_developer_role
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True, prompt: str | None = None) -> list[int]:
-        """`prompt`: where in the request it stands, if it is one. Raises `ContextLengthExceeded` for a huge one that can never fit: nobody
-        counts its tokens to the end."""
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         if len(text) < _THREAD_ABOVE_CHARS:
             return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        if prompt is not None:
-            self._check_length(text, prompt)
         async with self._lane(len(text)):
             return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], how: Rendering, *, prompt: str | None = None) -> list[int]:
-        """As `encode`."""
+    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], how: Rendering) -> list[int]:
         chars = sum(_MESSAGE_CHARS + len(message["content"]) for message in messages if isinstance(message.get("content"), str))
         if chars < _THREAD_ABOVE_CHARS:
             return self.encode_chat_now(messages, how)
         async with self._lane(chars):
-            return await asyncio.to_thread(self.encode_chat_now, messages, how, prompt=prompt)
+            return await asyncio.to_thread(self.encode_chat_now, messages, how)
 
     async def decode(self, tokens: Sequence[int]) -> str:
         if len(tokens) < _THREAD_ABOVE_TOKENS:
@@ -93,13 +87,8 @@ class ServedModel:
     def _lane(self, length: int) -> asyncio.Lock:
         return self.huge_texts if length > _HUGE_CHARS else self.long_texts
 
-    def _check_length(self, text: str, where: str) -> None:
-        least = self.tokenizer.least_tokens(text) if len(text) > _HUGE_CHARS else 0
-        if least >= self.report.served_context_tokens:
-            raise self._too_long(least, 1, where=where, at_least=True)
-
-    def encode_chat_now(self, messages: Sequence[Mapping[str, Any]], how: Rendering, *, prompt: str | None = None) -> list[int]:
-        """Renders and encodes; message contents cannot forge special tokens (see `tokenizer`). Raises `InvalidRequest`, and as `encode`."""
+    def encode_chat_now(self, messages: Sequence[Mapping[str, Any]], how: Rendering) -> list[int]:
+        """Renders and encodes; message contents cannot forge special tokens (see `tokenizer`). Raises `InvalidRequest`."""
         if self.template is None:
             raise InvalidRequest(
                 f"model {self.name!r} has no chat template, so messages cannot become a prompt. "
@@ -115,8 +104,6 @@ class ServedModel:
             continue_final_message=how.continue_final_message,
             variables=variables,
         )
-        if prompt is not None:
-            self._check_length(rendered.replace(guard.mark, ""), prompt)
         return self.tokenizer.encode_chat(rendered, guard)
 
     def output_budget(self, prompt_tokens: int, asked_tokens: int | None, *, where: str) -> int:
@@ -124,15 +111,11 @@ class ServedModel:
         served = self.report.served_context_tokens
         budget = asked_tokens if asked_tokens is not None else max(1, served - prompt_tokens)
         if prompt_tokens + budget > served:
-            raise self._too_long(prompt_tokens, budget, where=where)
+            raise ContextLengthExceeded.of(
+                prompt_tokens=prompt_tokens,
+                max_output_tokens=budget,
+                max_servable_tokens=served,
+                pool_tokens=self.report.pool_tokens,
+                where=where,
+            )
         return budget
-
-    def _too_long(self, prompt_tokens: int, output_tokens: int, *, where: str, at_least: bool = False) -> ContextLengthExceeded:
-        return ContextLengthExceeded.of(
-            prompt_tokens=prompt_tokens,
-            max_output_tokens=output_tokens,
-            max_servable_tokens=self.report.served_context_tokens,
-            pool_tokens=self.report.pool_tokens,
-            where=where,
-            at_least=at_least,
-        )

@@ -76,19 +76,6 @@ class Tokenizer:
             table[id_] = token.content.encode()
         return tuple(table)
 
-    @cached_property
-    def _longest_token_bytes(self) -> int | None:
-        """No token stands for more of a text than this. None where a text may shrink before it is cut into tokens."""
-        added = self.core.get_added_tokens_decoder().values()
-        if not self.byte_level or self.core.normalizer is not None or any(token.lstrip or token.rstrip for token in added):
-            return None
-        return max(map(len, self.token_bytes))
-
-    def least_tokens(self, text: str) -> int:
-        """A text has at least so many tokens, by its length alone: what can be said before the work of encoding it."""
-        longest_bytes = self._longest_token_bytes
-        return 0 if longest_bytes is None else -(-len(text) // longest_bytes)
-
     def prepare(self) -> None:
         """Builds the tables now rather than under the first request."""
         _ = self.token_bytes, self.special_ids, self._special_text

@@ -64,6 +64,33 @@ def test_ten_megabytes(echo: ServerProcess, declared: bool) -> None:
     assert "4194304" in error["message"]
 
 
+@pytest.mark.parametrize("declared", [5_000_000, 99_999_999_999])
+@pytest.mark.parametrize("sent", [0, 100])
+def test_a_body_that_is_declared_too_large_is_refused_before_it_comes(echo: ServerProcess, declared: int, sent: int) -> None:
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {declared}\r\n\r\n".encode()
+    assert _raw_answer(echo, head + b"x" * sent).startswith(b"HTTP/1.1 413 ")
+
+
+def test_nobody_is_told_to_send_a_body_that_is_too_large(echo: ServerProcess) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5000000\r\nExpect: 100-continue\r\n\r\n"
+    assert _raw_answer(echo, head).startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_chunked_body_is_refused_where_it_gets_too_large(echo: ServerProcess) -> None:
+    """Its sender pauses and does not end it."""
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    chunk = b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
+    assert _raw_answer(echo, head + 70 * chunk).startswith(b"HTTP/1.1 413 ")
+
+
+def _raw_answer(server: ServerProcess, sent: bytes) -> bytes:
+    """The first bytes that come back while the connection stays open."""
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as raw:
+        raw.sendall(sent)
+        return raw.recv(4096)
+
+
 def test_a_prompt_of_a_megabyte_is_counted_and_refused(echo: ServerProcess) -> None:
     error = _assert_error(echo.client.post("/v1/completions", json={"prompt": "hello " * 150_000}))
     assert error["code"] == "context_length_exceeded"

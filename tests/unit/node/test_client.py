@@ -162,7 +162,7 @@ def test_a_restart_asks_for_the_pool_that_was_advertised() -> None:
 
 
 @pytest.mark.parametrize("uvloop", [False, True])
-def test_killed_engine_fails_open_requests_at_once_and_is_replaced(uvloop: bool) -> None:
+def test_killed_engine_fails_open_requests_at_once_and_is_replaced(uvloop: bool, caplog: pytest.LogCaptureFixture) -> None:
     async def body() -> None:
         async with engine("echo-slow") as client:
             open_streams = [client.submit(request(f"r{i}", output=5_000)) for i in range(5)]
@@ -177,6 +177,7 @@ def test_killed_engine_fails_open_requests_at_once_and_is_replaced(uvloop: bool)
             assert isinstance(meanwhile, Refused) and isinstance(meanwhile.error, EngineDied)
             await until(lambda: client.state is EngineState.READY)
             assert client.restarts == 1
+            assert "exit status -9); 5 open requests failed" in caplog.text
             tokens, _ = await read(client.submit(request("again")))
             assert tokens == [5, 6, 7, 5]
 

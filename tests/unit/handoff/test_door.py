@@ -166,3 +166,13 @@ def test_closing_the_door_sends_everybody_away(house: House) -> None:
         sock.close()
     with pytest.raises(OSError):
         house.caller()
+
+
+def test_who_comes_as_it_closes_or_was_thrown_out_as_tls_began_is_sent_away(house: House) -> None:
+    house.door.close()
+    for leave in (lambda sock: house.door._came(sock), lambda sock: house.door._renamed(sock, sock)):
+        ours, theirs = socket.socketpair()
+        leave(theirs)
+        assert closed(ours)
+        ours.close()
+        theirs.close()

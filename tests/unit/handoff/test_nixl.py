@@ -20,6 +20,7 @@ from kvseal.handoff import nixl
 from kvseal.handoff.proof import Landing, Move
 from kvseal.handoff.transport import Landed, Lost, Report, Source
 from kvseal.kv.geometry import KVGeometry
+from kvseal.lab.pages import digests_of, payload, write_digested
 
 GEOMETRY = KVGeometry(layers=1, kv_heads=1, head_dim=8, page_tokens=4)
 SENDER, RECEIVER = "sender-00000001", "receiver-000001"
@@ -114,10 +115,10 @@ class Ends:
         self.receiver = nixl.Nixl(self.arenas[1].memory, incarnation=RECEIVER)
         self.reports: list[Report] = []
 
-    def fetch(self, *, endpoint: bytes | None = None, page: int = 0) -> None:
+    def fetch(self, *, endpoint: bytes | None = None, page: int = 0, fold: bytes = bytes(16)) -> None:
         landing = Landing(self.arenas[1].memory, GEOMETRY, Scope(bytes(16)))
         source = Source(SENDER, self.sender.endpoint if endpoint is None else endpoint)
-        self.receiver.receive("T", source, [Move(0, page, 7, 0, bytes(16), 4)], landing)
+        self.receiver.receive("T", source, [Move(0, page, 7, 0, fold, 4)], landing)
 
     def ended(self) -> Landed | Lost:
         self.until(lambda: bool(self.reports.__iadd__(self.receiver.poll())))
@@ -171,6 +172,15 @@ def test_a_transfer_that_never_ends_is_not_quiet_before_its_agent_is_gone(
         assert any("reader" in name for name in engine.living), "True came after it, False before"
     ends.until(lambda: not any("reader" in name for name in engine.living))
     assert ends.receiver.poll() == []
+
+
+def test_what_is_done_and_right_has_landed(ends: Ends, engine: Engine) -> None:
+    content = payload(GEOMETRY, b"content")
+    digests = digests_of(GEOMETRY, content)
+    ends.fetch(fold=write_digested(ends.arenas[1].memory, GEOMETRY, 0, digests, 7, Scope(bytes(16)), 0, content))  # as the engine would
+    landed = ends.ended()
+    assert isinstance(landed, Landed) and (landed.first_ordinal, landed.pages) == (0, 1) and engine.released == 1
+    assert ends.receiver.fence("T") and ends.receiver.poll() == []
 
 
 def test_bytes_that_are_not_what_was_announced_are_a_fault(ends: Ends) -> None:

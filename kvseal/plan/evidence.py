@@ -100,7 +100,16 @@ def compare(shape: ModelShape, ask: Ask, evidence: Evidence) -> tuple[Report, Co
     if ask.promise_tokens is not None:
         given = (claim,) if claim is not None and not ask.claims and not ask.pool_bytes else ()
         report = answer(shape, replace(full, claims=ask.claims + given))
-    return report, _explain(report, evidence, longest)
+    return _sourced(report, ask, evidence), _explain(report, evidence, longest)
+
+
+def _sourced(report: Report, ask: Ask, evidence: Evidence) -> Report:
+    """What the log completed is not said to have come from an option."""
+    if ask.kv_dtype == "auto" and evidence.kv_dtype not in (None, "auto"):
+        report = replace(report, kv_format_source="as the running server has it")
+    if ask.context_tokens is None and (evidence.context_tokens or evidence.concurrency_tokens):
+        report = replace(report, context_source="the running server's context")
+    return report
 
 
 def _blocks_count(plan: EnginePlan, claim: PoolClaim, evidence: Evidence) -> bool:

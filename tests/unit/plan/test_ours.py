@@ -88,6 +88,9 @@ def test_the_format_is_read_from_the_log() -> None:
     assert read_log(OLD.splitlines()).kv_dtype == "fp16"
     report, _ = compare(shape(), Ask(), read_log(OLD.replace("(fp16)", "(int8)").splitlines()))
     assert report.engine is not None and report.engine.kv_format == "int8_per_token_head"
+    assert "--" not in report.kv_format_source + report.context_source, "nobody gave an option"
+    report, _ = compare(shape(), Ask(kv_dtype="fp16", context_tokens=4096), read_log(OLD.splitlines()))
+    assert (report.kv_format_source, report.context_source) == ("--kv-dtype", "--context")
 
 
 def test_only_formats_that_we_serve_are_listed() -> None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvseal import __version__
+from kvseal.bench.suite.names import BENCHMARKS, BENCHMARKS_HELP
 from kvseal.core.config import (
     BACKENDS,
     KV_DTYPES,
@@ -139,7 +140,9 @@ def _add_http_options(parser: argparse.ArgumentParser) -> None:
     http.add_argument("--strict-fields", action="store_true", help="answer 400 to unknown request fields instead of listing them")
     http.add_argument("--max-body", type=_bytes, default=4 * 2**20, metavar="BYTES", help="largest request body (default: 4MiB)")
     http.add_argument("--request-timeout", type=float, metavar="SECONDS", help="deadline of every request (default: none)")
-    http.add_argument("--drain-timeout", type=float, default=30.0, metavar="SECONDS", help="on SIGTERM, time for open requests to finish")
+    http.add_argument(
+        "--drain-timeout", type=float, default=30.0, metavar="SECONDS", help="on SIGTERM, time for open requests to finish (default: 30)"
+    )
     http.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info", help="never logs content")
 
 
@@ -225,10 +228,9 @@ def _add_run(commands: Commands[argparse.ArgumentParser]) -> None:
 
 
 def _add_bench(commands: Commands[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("bench", help="benchmarks of this machine", description="Runs one benchmark and prints its figures.")
-    house = Path(__file__).parent / "bench"  # A benchmark is a module or, when it is a larger one, a package with a __main__.
-    names = sorted([*(path.stem for path in house.glob("[a-z]*.py")), *(path.parent.name for path in house.glob("*/__main__.py"))])
-    parser.add_argument("name", choices=names, metavar="NAME", help=", ".join(names))
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = commands.add_parser("bench", help="benchmarks of this machine", description=BENCHMARKS_HELP, formatter_class=raw)
+    parser.add_argument("name", choices=list(BENCHMARKS), metavar="NAME", help="one of those above")
     rest = parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="...", help="passed on; kvseal bench NAME --help says what it measures"
     )
@@ -372,8 +374,11 @@ def _standard_input() -> str:
 def _bench(options: argparse.Namespace) -> int:
     import runpy
 
+    from kvseal.bench.suite.ending import clean_end
+
     sys.argv = [f"kvseal bench {options.name}", *options.arguments]
-    runpy.run_module(f"kvseal.bench.{options.name}", run_name="__main__")
+    with clean_end():
+        runpy.run_module(f"kvseal.bench.{options.name}", run_name="__main__")
     return 0
 
 

@@ -20,6 +20,7 @@ import time
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -27,6 +28,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvseal.bench._texts import Window, read_texts, windows_of
+from kvseal.bench.suite.command import thread_count
+from kvseal.bench.suite.reports import check_files, written
 from kvseal.core.config import KV_DTYPES, WEIGHT_FORMATS
 from kvseal.core.errors import ConfigError
 from kvseal.exec.backend import Float32, Int32, StepArrays
@@ -241,6 +244,7 @@ def table_of(results: dict[str, dict[str, dict[str, dict[str, float | int]]]], k
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     variants, against = [Variant.parse(text) for text in options.variants.split(",")], Variant.parse(options.against)
+    check_files({"--json": options.json})
     path = resolve_model(options.model)
     weights, tokenizer, texts = load_model(path), load_tokenizer(path), read_texts(options.text)
     windows: list[Window] = []
@@ -262,7 +266,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("\n".join(["", "by position in the window", *table_of(results, "positions", list(next(iter(results.values()))["positions"]))]))
     if options.json is not None:
         record = {"model": path.name, "against": against.name, "tokens": total, "texts": sorted(texts), "variants": results}
-        options.json.write_text(json.dumps(record, indent=1))
+        return 0 if written("--json", options.json, partial(options.json.write_text, json.dumps(record, indent=1))) else 1
     return 0
 
 
@@ -278,7 +282,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=2048, help="tokens in such windows per text; 0: none (default: %(default)s)")
     parser.add_argument("--long-length", type=int, default=8192, help="tokens of a long window (default: %(default)s)")
     parser.add_argument("--long-tokens", type=int, default=0, help="tokens in long windows per text (default: none)")
-    parser.add_argument("--threads", type=int, default=0, help="0: one per core")
+    parser.add_argument("--threads", type=thread_count, default=0, help="0: one per core")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
     return parser.parse_args(arguments)
 

@@ -1,7 +1,8 @@
 """All benchmarks, one scoreboard: ``kvseal bench all``.
 
 Owns the order and the processes: each benchmark is a process of its own, so that one cannot disturb the next, and one that cannot run, or
-dies, is a line without a score and not the end. Comparisons with other engines have their own command, ``kvseal bench peers``.
+dies, is a line without a score and not the end. Interrupted, it ends the one that runs and reports what it has; the JSON is written after
+every benchmark. Comparisons with other engines have their own command, ``kvseal bench peers``.
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from kvseal.bench.suite.board import Result, missing
-from kvseal.bench.suite.command import add_options, finish
+from kvseal.bench.suite.command import add_options, context_of, facts, finish
+from kvseal.bench.suite.ending import status_of
+from kvseal.bench.suite.reports import write_json, written
 from kvseal.bench.suite.text import from_json
 from kvseal.core.errors import ConfigError
 
+END_TIMEOUT_S = 60.0
 BENCHMARKS: dict[str, tuple[str, ...]] = {
     "start": ("16",),
     "linear": ("13",),
@@ -46,6 +51,8 @@ def chosen(only: str | None) -> list[str]:
     if only is None:
         return list(BENCHMARKS)
     wanted = [word.strip() for word in only.split(",") if word.strip()]
+    if not wanted:
+        raise ConfigError(f"--only {only!r} names nothing; choose from {', '.join(BENCHMARKS)}, or their figures")
     known = {*BENCHMARKS, *(figure for figures in BENCHMARKS.values() for figure in figures)}
     if strange := [word for word in wanted if word not in known]:
         names = ", ".join(f"{name} ({', '.join(figures)})" for name, figures in BENCHMARKS.items())
@@ -58,28 +65,56 @@ def run_apart(name: str, arguments: Sequence[str], folder: Path) -> Result:
     out = folder / f"{name}.json"
     began_s = time.perf_counter()
     command = [sys.executable, "-P", "-m", "kvseal", "bench", name, *arguments, "--out", str(out)]
-    ended = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        status = process.wait()
+    finally:
+        end(process)
     seconds = time.perf_counter() - began_s
-    if ended.returncode == 0 and out.is_file():
+    if status == 0 and out.is_file():
         results, _ = from_json(json.loads(out.read_text(encoding="utf-8")))
         return results[0]
-    why = f"kvseal bench {name} ended with status {ended.returncode}; its reason stands on standard error"
+    return without_score(name, f"kvseal bench {name} ended with status {status}; its reason stands on standard error", seconds)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Asks it to end, which takes its servers with it, and waits; forced after a while."""
+    process.terminate()
+    try:
+        process.wait(END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def without_score(name: str, why: str, seconds: float = 0.0) -> Result:
     entries = [missing(figure, name, why) for figure in BENCHMARKS[name]]
     return Result(name=name, title=name, entries=entries, seconds=seconds)
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="kvseal bench all", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", metavar="LIST", help="figures or names, for example 3,7,growth")
     add_options(parser)
-    options = parser.parse_args()
-    arguments = passed_on(options)
+    options = parser.parse_args(arguments)
+    names, machine = chosen(options.only), facts()
+    context_of("all", options)  # What cannot work is an error now, and not one for each benchmark.
+    results: list[Result] = []
+    why: BaseException | None = None
     with tempfile.TemporaryDirectory(prefix="kvseal-bench-") as folder:
-        results = []
-        for name in chosen(options.only):
-            print(f"{name}: begins at {time.strftime('%H:%M:%S')}", file=sys.stderr, flush=True)
-            results.append(run_apart(name, arguments, Path(folder)))
-    return finish(results, options)
+        try:
+            for name in names:
+                print(f"{name}: begins at {time.strftime('%H:%M:%S')}", file=sys.stderr, flush=True)
+                results.append(run_apart(name, passed_on(options), Path(folder)))
+                if options.out is not None:
+                    written("--out", options.out, partial(write_json, options.out, results, machine))
+        except (KeyboardInterrupt, SystemExit) as ended:
+            why = ended
+    if why is None:
+        return finish(results, options, machine)
+    left = [name for name in names if all(result.name != name for result in results)]
+    finish([*results, *(without_score(name, "interrupted") for name in left)], options, machine)
+    return status_of(why)
 
 
 def passed_on(options: argparse.Namespace) -> list[str]:

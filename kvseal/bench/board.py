@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvseal.bench.suite.board import Result
-from kvseal.bench.suite.command import add_report_options, finish
+from kvseal.bench.suite.command import finish
+from kvseal.bench.suite.reports import add_report_options, check_reports
 from kvseal.bench.suite.text import from_json
 from kvseal.core.errors import ConfigError
 
@@ -34,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="JSON written by --out; later ones replace earlier ones")
     add_report_options(parser)
     options = parser.parse_args(arguments)
+    check_reports(options)
     results, machine = merged(options.files)
     return finish(results, options, machine)
 

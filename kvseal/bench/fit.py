@@ -9,6 +9,7 @@ so that short steps count as much as long ones. Prints how far the fit is from w
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import statistics
 import sys
@@ -23,7 +24,8 @@ from kvseal.bench.place.command import fitted_path
 from kvseal.bench.place.instance import step_of
 from kvseal.bench.place.latency import Knots, Latency, Step, WorkerKind, save
 from kvseal.bench.place.least_squares import Vector, nonnegative
-from kvseal.bench.suite.command import Context, facts
+from kvseal.bench.suite.command import Context, facts, thread_count
+from kvseal.bench.suite.reports import check_files
 from kvseal.bench.suite.rig import Rig
 from kvseal.bench.suite.workloads import Ask
 from kvseal.core.batch import Batch
@@ -233,7 +235,7 @@ def table(latency: Latency, shapes: Sequence[Sample]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="kvseal bench fit", description="Fits the latency model of this machine, for kvseal place.")
     parser.add_argument("model", nargs="?", metavar="MODEL", help="directory, .gguf file, or hub id (default: the demo model)")
-    parser.add_argument("--threads", type=int, default=0, metavar="N", help="compute threads (default: one per core)")
+    parser.add_argument("--threads", type=thread_count, default=0, metavar="N", help="compute threads (default: one per core)")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="repetitions of all experiments (default: %(default)s)")
     parser.add_argument("--link", type=float, default=LINK_BYTES_PER_S, metavar="BYTES/S", help="what a hand-off moves (default: 4e9)")
     parser.add_argument("--cpu-time", action="store_true", help="time steps in CPU time: for one thread on a busy machine")
@@ -241,10 +243,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     out = options.out or fitted_path()
     try:
-        if options.rounds < 1 or options.link <= 0 or options.threads < 0:
-            parser.error("--rounds must be at least 1, --link above 0 and --threads 0 or more")
+        if options.rounds < 1 or not 0 < options.link < math.inf:
+            parser.error("--rounds must be at least 1 and --link a number of bytes above 0")
         if options.cpu_time and options.threads != 1:
             parser.error("--cpu-time counts the time of all threads together: give --threads 1")
+        check_files({"--out": options.out})
         context = Context(name="fit", model=options.model, threads=options.threads)
         with Rig(context, chunk_tokens=CHUNK_TOKENS, step_s=None) as rig:
             watch = Stopwatch(rig, time.process_time if options.cpu_time else time.perf_counter)

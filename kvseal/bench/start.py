@@ -79,7 +79,11 @@ def measure(tree: Path, arguments: Sequence[str]) -> Start:
         return Start(seconds, kinds["weights"], kinds["arena"], kinds["beyond"])
     finally:
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=TIMEOUT_S)
+        try:
+            process.communicate(timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
 
 
 @contextmanager

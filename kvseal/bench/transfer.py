@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from kvseal.core.config import TRANSPORTS
 from kvseal.core.errors import KVSealError
 from kvseal.exec.backends.cpu import NativeArena, new_arena
 from kvseal.handoff.auth import fill
@@ -32,6 +33,8 @@ from kvseal.lab.page_server import SCOPE, PageServer, geometry_of
 
 SECRET = b"secret of one benchmark"
 NAME = "receiver-bench"
+MEGABYTES, QUICK_MEGABYTES = 128, 16
+ROUNDS, QUICK_ROUNDS = 9, 3
 TRANSFER = "handoff-bench"
 PLAIN_OF = {"shm": "copy", "tcp": "socket", "nixl": "socket"}
 _SOCKET_SENDER = """
@@ -174,14 +177,22 @@ def main() -> None:
         description="Moves sealed pages between two processes, every transport against a plain copy and socket."
     )
     parser.add_argument("--layers", type=int, default=5, help="layers of a page; 5 make 60 KiB, 30 make 362 KiB (default: 5)")
-    parser.add_argument("--megabytes", type=int, default=128, help="moved in each round (default: 128)")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--megabytes", type=int, help=f"moved in each round (default: {MEGABYTES})")
+    parser.add_argument("--rounds", type=int, help=f"of all ways, one after the other (default: {ROUNDS})")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_MEGABYTES} MB and {QUICK_ROUNDS} rounds: a look, no figure to quote")
     parser.add_argument("--transports", default="shm,tcp" + (",nixl" if nixl_installed() else ""), help="comma separated")
     options = parser.parse_args()
+    megabytes = (QUICK_MEGABYTES if options.quick else MEGABYTES) if options.megabytes is None else options.megabytes
+    rounds = (QUICK_ROUNDS if options.quick else ROUNDS) if options.rounds is None else options.rounds
+    names = options.transports.split(",")
+    if min(options.layers, megabytes, rounds) < 1:
+        parser.error("--layers, --megabytes and --rounds must be 1 or more")
+    if strange := [name for name in names if name not in TRANSPORTS]:
+        parser.error(f"--transports: there is no {', '.join(map(repr, strange))}; choose from {', '.join(TRANSPORTS)}")
     page_bytes = geometry_of(options.layers).page_bytes
-    pages = max(1, options.megabytes * 10**6 // page_bytes)
-    ways = measure(options.transports.split(","), pages=pages, layers=options.layers, rounds=options.rounds)
-    print(f"{pages} pages of {page_bytes} bytes, {options.rounds} rounds; 'of plain': copy for shm, socket for the others")
+    pages = max(1, megabytes * 10**6 // page_bytes)
+    ways = measure(names, pages=pages, layers=options.layers, rounds=rounds)
+    print(f"{pages} pages of {page_bytes} bytes, {rounds} rounds; 'of plain': copy for shm, socket for the others")
     print(table(ways, pages * page_bytes))
 
 

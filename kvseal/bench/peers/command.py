@@ -7,9 +7,11 @@ the JSON and the HTML. Never stops because one peer cannot be had.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from kvseal.bench.peers import machine, report
@@ -19,10 +21,13 @@ from kvseal.bench.peers.figures import Measurement, Results
 from kvseal.bench.peers.schedule import Interleaved, Plan, Runner
 from kvseal.bench.peers.setup import Setup, StepFailed
 from kvseal.bench.peers.workload import SCENARIOS, Scenario
+from kvseal.bench.suite.command import thread_count
+from kvseal.bench.suite.reports import check_files, check_folder, written
 from kvseal.core.config import cache_dir
 from kvseal.core.errors import ConfigError
 from kvseal.exec.loader import load_model
 from kvseal.node.demo import demo_model_path
+from kvseal.node.models import resolve_model
 
 _EPILOG = """\
 examples:
@@ -40,7 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     scenarios = _scenarios(options)
     peers = _chosen(options.only)
-    model = options.model or demo_model_path()
+    check_files({"--json": options.json, "--html": options.html})
+    if options.llama_cpp_build is not None and not (options.llama_cpp_build / "bin" / "llama-server").is_file():
+        raise ConfigError(f"--llama-cpp-build {options.llama_cpp_build}: holds no bin/llama-server")
+    model = demo_model_path() if options.model is None else resolve_model(str(options.model))
     place = Place(
         directory=(options.dir or cache_dir() / "peers").absolute(),
         model=model.absolute(),
@@ -50,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.plan:
         print(report.plan(place, peers, scenarios, options.reps))
         return 0
+    check_folder("--dir", place.directory)
     ready, absent = _set_up(place, peers)
     if options.setup_only:
         print(report.setup_outcome(peers, absent))
@@ -69,6 +78,8 @@ def _compare(options: argparse.Namespace, place: Place, scenarios: list[Scenario
     )
     runners = [Runner(peer.name, PeerStarter(peer, place), ours=peer.ours, skips=peer.skips) for peer in peers]
 
+    failed: dict[str, bool] = {}
+
     def told(measured: list[Measurement]) -> report.Story:
         """The run as far as it has come, also in the files asked for: whoever ends it early has that."""
         why = absent | {runner.name: runner.failures["start"] for runner in runners if "start" in runner.failures}
@@ -76,15 +87,14 @@ def _compare(options: argparse.Namespace, place: Place, scenarios: list[Scenario
         story = report.Story(
             place=place, peers=peers, runners=runners, absent=why, scenarios=scenarios, results=results, quick=options.quick
         )
-        if options.json:
-            options.json.write_text(report.as_json(story), encoding="utf-8")
-        if options.html:
-            options.html.write_text(report.as_html(story), encoding="utf-8")
+        for flag, path, text_of in (("--json", options.json, report.as_json), ("--html", options.html, report.as_html)):
+            if path is not None:
+                failed[flag] = not written(flag, path, partial(path.write_text, text_of(story), encoding="utf-8"))
         return story
 
     story = told(Interleaved(plan, runners, say=_say, keep=told).run())
     print(report.text(story))
-    return 0 if story.results.measurements else 1
+    return 0 if story.results.measurements and not any(failed.values()) else 1
 
 
 def _set_up(place: Place, peers: Sequence[Peer]) -> tuple[list[Peer], dict[str, str]]:
@@ -146,12 +156,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only-scenario", metavar="NAME,...", help=f"of {', '.join(scenario.name for scenario in SCENARIOS)}")
     parser.add_argument("--dir", type=Path, metavar="DIR", help="where peers are installed (default: KVSeal's cache)")
     parser.add_argument("--model", type=Path, metavar="FILE", help="a GGUF file of a plain llama (default: the demo model)")
-    parser.add_argument("--threads", type=int, default=0, metavar="N", help="compute threads of each engine (default: one per core)")
-    parser.add_argument("--reps", type=int, default=3, metavar="N", help="repetitions (default: %(default)s)")
-    parser.add_argument("--minutes", type=float, metavar="M", help="start no further repetition that would end later")
-    parser.add_argument("--stop-at", type=float, metavar="X", help="stop a peer that takes X times as long as KVSeal; its ratio is a bound")
     parser.add_argument(
-        "--quiet-wait", type=float, default=20.0, metavar="S", help="wait so long for a quiet machine (default: %(default)s)"
+        "--threads", type=thread_count, default=0, metavar="N", help="compute threads of each engine (default: one per core)"
+    )
+    parser.add_argument("--reps", type=_repetitions, default=3, metavar="N", help="repetitions (default: %(default)s)")
+    parser.add_argument("--minutes", type=_above_zero, metavar="M", help="start no further repetition that would end later")
+    parser.add_argument(
+        "--stop-at", type=_above_zero, metavar="X", help="stop a peer that takes X times as long as KVSeal; its ratio is a bound"
+    )
+    parser.add_argument(
+        "--quiet-wait", type=_seconds, default=20.0, metavar="S", help="wait so long for a quiet machine (default: %(default)s)"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the prompts (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="one small repetition, to see that all run; its figures mean nothing")
@@ -161,6 +175,30 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the report as a page")
     return parser
+
+
+def _above_zero(text: str) -> float:
+    number = _seconds(text)
+    if not number:
+        raise argparse.ArgumentTypeError(f"{text!r} is too little; give a number above 0")
+    return number
+
+
+def _seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of 0 or more")
+    return number
+
+
+def _repetitions(text: str) -> int:
+    number = int(text) if text.isdecimal() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of repetitions; give 1 or more")
+    return number
 
 
 def _say(line: str) -> None:

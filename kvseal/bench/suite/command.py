@@ -1,13 +1,12 @@
 """What every benchmark command shares: its flags, progress, and the reports at the end.
 
-Owns `Context` (what was asked for) and `finish` (text, JSON, HTML, Markdown). A benchmark always ends with status 0 when it could
-measure, whatever the targets say: the scoreboard says plainly what is met and what is not.
+Owns `Context` (what was asked for) and `finish`. A benchmark ends with status 0 when it could measure and write what it found, whatever
+the targets say: the scoreboard says plainly what is met and what is not. What cannot work is refused before anything is measured.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,12 +16,13 @@ from pathlib import Path
 from kvseal import __version__
 from kvseal.bench.peers.machine import LOUD_CORES, Meter, cores, describe
 from kvseal.bench.suite.board import LEAST_PAIRS, Result
-from kvseal.bench.suite.page import page, picture
-from kvseal.bench.suite.text import all_entries, as_json, board_markdown, board_text, summary_text
+from kvseal.bench.suite.reports import add_report_options, check_reports, write_reports
+from kvseal.bench.suite.text import all_entries, board_text, summary_text
+from kvseal.core.config import MAX_THREADS
 from kvseal.core.errors import ConfigError
+from kvseal.node.models import resolve_model
 
 QUICK_PAIRS = 2
-MARKS = ("<!-- scoreboard begins -->", "<!-- scoreboard ends -->")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,22 +58,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--full-size", action="store_true", help="whole workloads instead of slices of them: hours on a small machine")
     parser.add_argument("--pairs", type=_pairs, metavar="N", help=f"pairs of each ratio (default: {LEAST_PAIRS}; --quick {QUICK_PAIRS})")
     parser.add_argument("--model", metavar="MODEL", help="directory, .gguf file, or hub id (default: the demo model, fetched once)")
-    parser.add_argument("--threads", type=int, default=0, metavar="N", help="compute threads (default: one per core)")
+    parser.add_argument("--threads", type=thread_count, default=0, metavar="N", help="compute threads (default: one per core)")
     parser.add_argument("--traces", type=Path, metavar="DIR", help="folder of traces and texts (default: shared/traces beside the clone)")
     parser.add_argument("--vllm-python", type=Path, metavar="PATH", help="a Python that imports vllm, to measure its scheduler beside ours")
     parser.add_argument("--sglang-python", type=Path, metavar="PATH", help="a Python that imports sglang, to measure its radix cache")
     add_report_options(parser)
 
 
-def add_report_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write everything, raw pairs included, as JSON")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with plots")
-    parser.add_argument("--plots", type=Path, metavar="DIR", help="write every plot as an SVG file, NAME-1.svg and on")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the scoreboard as a Markdown table")
-
-
 def context_of(name: str, options: argparse.Namespace) -> Context:
-    """Raises `ConfigError` for a folder of traces that is not there."""
+    """Raises a `SetupError` for a folder of traces or a model that is not there, and for a report that cannot be written."""
+    check_reports(options)
+    if options.model is not None:
+        resolve_model(options.model)  # Fetched now if it is a hub id, and not while something is timed.
     return Context(
         name=name,
         quick=options.quick,
@@ -116,8 +112,10 @@ def benchmark_main(name: str, description: str, benchmark: Benchmark, arguments:
 
 
 def finish(results: Sequence[Result], options: argparse.Namespace, machine: Mapping[str, str] | None = None) -> int:
-    """Prints the scoreboard and writes what was asked for. Always 0: a missed target is a finding of the board, not of the command."""
+    """Writes what was asked for and prints the scoreboard. 0 unless a report could not be written: a missed target is a finding of the
+    board, not of the command."""
     machine = machine or facts()
+    well = write_reports(results, machine, options)  # First: whoever reads the board through a pipe may close it.
     entries = all_entries(results)
     for result in results:
         for line in (", ".join(f"{key} {value}" for key, value in result.settings.items()), *result.remarks):
@@ -128,36 +126,20 @@ def finish(results: Sequence[Result], options: argparse.Namespace, machine: Mapp
     loud = [result.name for result in results if result.other_cores is not None and result.other_cores > LOUD_CORES]
     if loud:
         print(f"other processes used more than {LOUD_CORES} cores during {', '.join(loud)}: ratios hold better than figures, quote neither")
-    if options.out is not None:
-        options.out.write_text(json.dumps(as_json(results, machine), indent=1) + "\n", encoding="utf-8")
-    if options.html is not None:
-        options.html.write_text(page(results, machine), encoding="utf-8")
-    if options.plots is not None:
-        write_plots(options.plots, results)
-    if options.markdown is not None:
-        write_between_marks(options.markdown, board_markdown(results, machine))
-    return 0
-
-
-def write_plots(folder: Path, results: Sequence[Result]) -> None:
-    """One file for each plot, numbered from 1."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for result in results:
-        for number, plot in enumerate(result.plots, start=1):
-            (folder / f"{result.name}-{number}.svg").write_text(picture(plot), encoding="utf-8")
-
-
-def write_between_marks(path: Path, table: str) -> None:
-    """Into a document that has the marks, between them; else the file is the table alone."""
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    before, begins, rest = text.partition(MARKS[0])
-    _, ends, after = rest.partition(MARKS[1])
-    path.write_text(f"{before}{begins}\n{table}{ends}{after}" if begins and ends else table, encoding="utf-8")
+    return 0 if well else 1
 
 
 def facts() -> dict[str, str]:
     """The machine and the versions, for every report."""
     return {**describe(), "kvseal": __version__, "date": time.strftime("%Y-%m-%d")}
+
+
+def thread_count(text: str) -> int:
+    """The argument of --threads; 0 is one per core."""
+    number = int(text) if text.isdecimal() else -1
+    if not 0 <= number <= MAX_THREADS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of threads; give 1 to {MAX_THREADS}, or 0 for one per core")
+    return number
 
 
 def _pairs(text: str) -> int:

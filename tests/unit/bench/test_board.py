@@ -11,8 +11,8 @@ import pytest
 
 from kvseal.bench.board import main as board_main
 from kvseal.bench.suite.board import Entry, Line, Plot, Result, Side, Target, missing
-from kvseal.bench.suite.command import MARKS
 from kvseal.bench.suite.page import page
+from kvseal.bench.suite.reports import MARKS
 from kvseal.bench.suite.text import (
     all_entries,
     as_json,

@@ -147,6 +147,9 @@ def test_only_takes_figures_and_names() -> None:
     assert whole.chosen(None) == list(whole.BENCHMARKS)
     with pytest.raises(ConfigError, match="there is no benchmark or figure 99"):
         whole.chosen("99")
+    for nothing in (",", "", " , "):
+        with pytest.raises(ConfigError, match="names nothing"):
+            whole.chosen(nothing)
 
 
 def test_threads_default_to_the_cores_of_this_process() -> None:

@@ -119,7 +119,7 @@ class PackedLinear:
     def format(self) -> str: ...
     @property
     def bytes(self) -> int: ...
-    def fill(self, raw: _U8, type: str, row_order: _I32 | None = None, importance: _F32 | None = None) -> None:
+    def fill(self, raw: _U8, type: str, row_order: _I32 | None = None, importance: _F32 | None = None) -> bool:
         """Packs stored rows into its place. `importance` [columns]: an error's weight in a 4-bit fit. ValueError for a mapped one."""
 
 PACK_LAYOUT: int

@@ -104,7 +104,7 @@ bool seal_digests(NativeDecoder& self, In<int32_t, 1> pages, InOut<uint8_t, 2> f
     return self.decoder->seal_digests(pages.data(), static_cast<int>(pages.size()), folds.data());
 }
 
-void fill_packed(Packed& packed, In<uint8_t, 1> raw, const std::string& type, std::optional<In<int32_t, 1>> row_order, MaybeVector importance) {
+bool fill_packed(Packed& packed, In<uint8_t, 1> raw, const std::string& type, std::optional<In<int32_t, 1>> row_order, MaybeVector importance) {
     const Linear& w = packed.linear;
     const SourceType source = source_type(type);
     require(packed.writable != nullptr, "mapped weights are read-only");
@@ -117,7 +117,7 @@ void fill_packed(Packed& packed, In<uint8_t, 1> raw, const std::string& type, st
     }
     require(!importance || static_cast<int>(importance->size()) == w.columns, "importance needs one entry per column");
     nb::gil_scoped_release unlocked;
-    pack(source, raw.data(), order, importance ? importance->data() : nullptr, w);
+    return pack(source, raw.data(), order, importance ? importance->data() : nullptr, w);
 }
 
 Packed place_packed(WeightSlab& slab, int64_t rows, int64_t columns, const std::string& format) {

@@ -270,6 +270,24 @@ struct Packer {
     const int32_t* row_order;
     const float* importance;
     Linear w;
+    uint32_t seen_exponent = 0;  // The largest of all floats that were read, in place; all ones: one of them is not finite.
+    uint16_t seen_half = 0;      // Of scales and minimums.
+
+    bool finite() const { return seen_exponent != 0x7F800000 && seen_half != 0x7C00; }
+
+    void see(const float* values, int64_t count) {
+        uint32_t most = 0;
+        for (int64_t i = 0; i < count; ++i) {
+            uint32_t bits;
+            std::memcpy(&bits, values + i, 4);
+            most = std::max(most, bits & 0x7F800000);
+        }
+        seen_exponent = std::max(seen_exponent, most);
+    }
+
+    void see(const StoredGroup& group) {
+        seen_half = std::max({seen_half, static_cast<uint16_t>(group.scale_half & 0x7C00), static_cast<uint16_t>(group.minimum_half & 0x7C00)});
+    }
 
     const uint8_t* row(int64_t i) const { return raw + (row_order != nullptr ? row_order[i] : i) * row_bytes; }
 
@@ -284,7 +302,10 @@ struct Packer {
         if (importance != nullptr) std::copy(importance, importance + w.columns, counts.begin());
         StoredGroup group{};
         for (int64_t r = 0; r < w.rows; ++r) {
-            if (!as_stored) dequantise_row(type, row(r), w.columns, floats.data());
+            if (!as_stored) {
+                dequantise_row(type, row(r), w.columns, floats.data());
+                see(floats.data(), w.columns);
+            }
             for (int64_t g = 0; g < w.groups; ++g) {
                 if (as_stored)
                     read_group(type, row(r), g, group);
@@ -292,6 +313,7 @@ struct Packer {
                     requantise(floats.data() + g * GROUP, counts.data() + g * GROUP, static_cast<int>(std::min<int64_t>(GROUP, w.columns - g * GROUP)), w.format, group);
                 if (as_stored && w.format == PACK_Q8 && type != SRC_Q8_0)  // These two count from the middle.
                     for (uint8_t& q : group.q) q = static_cast<uint8_t>(q - (type == SRC_Q5_0 ? 16 : 8));
+                see(group);
                 const int64_t at = (r / ROW_BLOCK) * w.groups + g;
                 put_group(group, four, static_cast<int>(r % ROW_BLOCK), weights + at * block_bytes);
                 scales[at * ROW_BLOCK + r % ROW_BLOCK] = group.scale_half;
@@ -306,6 +328,7 @@ struct Packer {
         uint16_t* half = reinterpret_cast<uint16_t*>(const_cast<uint8_t*>(w.weights));
         for (int64_t r = 0; r < w.rows; ++r) {
             dequantise_row(type, row(r), w.columns, row_values.data());
+            see(row_values.data(), w.columns);
             const int64_t base = (r / ROW_BLOCK) * w.columns * ROW_BLOCK + r % ROW_BLOCK;
             for (int64_t c = 0; c < w.columns; ++c) {
                 if (w.format == PACK_FP32) {
@@ -405,13 +428,14 @@ Linear place(PackFormat format, int64_t rows, int64_t columns, const uint8_t* me
     return w;
 }
 
-void pack(SourceType type, const uint8_t* raw, const int32_t* row_order, const float* importance, const Linear& w) {
+bool pack(SourceType type, const uint8_t* raw, const int32_t* row_order, const float* importance, const Linear& w) {
     if (w.format == PACK_Q4 && !direct(type, w.format)) throw std::invalid_argument("q4 without minimums holds Q4_0 only; use q4m");
     Packer packer{type, raw, source_row_bytes(type, w.columns), row_order, importance, w};
     if (w.quantised())
         packer.groups();
     else
         packer.floats();
+    return packer.finite();
 }
 
 }  // namespace kvseal

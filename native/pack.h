@@ -33,7 +33,7 @@ void dequantise_row(SourceType type, const uint8_t* row, int64_t columns, float*
 Linear place(PackFormat format, int64_t rows, int64_t columns, const uint8_t* memory);
 
 // Packs stored rows (row_order may be null) into w's memory, which is writable and zero. `importance` (columns, or null): how much an error
-// in a column counts where four bits are fitted.
-void pack(SourceType type, const uint8_t* raw, const int32_t* row_order, const float* importance, const Linear& w);
+// in a column counts where four bits are fitted. False when a value, or a scale or minimum that it gives, is not finite.
+bool pack(SourceType type, const uint8_t* raw, const int32_t* row_order, const float* importance, const Linear& w);
 
 }  // namespace kvseal

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvseal.core.errors import ConfigError
+from kvseal.core.files import read_file
 
 WEIGHT_FORMATS = ("auto", "fp32", "bf16", "q8", "q4")
 KV_DTYPES = ("fp16", "fp32", "int8", "int4")
@@ -182,7 +183,7 @@ class ServeConfig:
 def read_secret(file: Path) -> bytes:
     """The shared secret of a fleet: the file's content without the white space around it. Raises `ConfigError`."""
     try:
-        secret = file.read_bytes().strip()
+        secret = read_file(file).strip()
     except OSError as error:
         raise ConfigError(f"--secret-file: {file} cannot be read ({error.strerror})") from error
     if len(secret) < MIN_SECRET_BYTES:

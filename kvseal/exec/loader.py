@@ -6,6 +6,7 @@ weights, and never serves a model that it does not fully understand.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -69,7 +70,7 @@ def read_spec(folder: Path, *, context_tokens: int | None = None) -> ModelSpec:
     """The architecture of a folder in Hugging Face layout, without looking for weights."""
     config = read_json(folder / "config.json")
     generation_path = folder / "generation_config.json"
-    generation = Fields(read_json(generation_path), str(generation_path)) if generation_path.is_file() else None
+    generation = Fields(read_json(generation_path), str(generation_path)) if os.path.lexists(generation_path) else None
     return spec_from_config(Fields(config, str(folder / "config.json")), generation, context_tokens=context_tokens)
 
 

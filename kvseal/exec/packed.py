@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 
 from kvseal import _native
-from kvseal.core.errors import ConfigError
+from kvseal.core.errors import ConfigError, ModelCorrupt
 from kvseal.exec.backend import Float32
 from kvseal.exec.weights.packed_cache import PackedCache
 from kvseal.exec.weights.types import LayerWeights, ModelWeights, TensorSource
@@ -68,7 +68,10 @@ class PackedModel:
 
 
 def pack_model(weights: ModelWeights, weight_format: str, *, cache: PackedCache | None = None, threads: int = 1) -> PackedModel:
-    """Maps the packed matrices from `cache`, or packs them (with so many threads) and leaves them there."""
+    """Maps the packed matrices from `cache`, or packs them (with so many threads) and leaves them there.
+
+    Raises ModelCorrupt naming a matrix that is not finite: packing reads every value anyway, and nothing like it comes into the cache.
+    """
     matrices = list(_matrices(weights))
     sources = [(source, packing(weight_format, source.type)) for source, _ in matrices]
     importance = [None if norm is None else vector(norm * norm) for _, norm in matrices]
@@ -96,13 +99,16 @@ def _filled(
 ) -> list[_native.PackedLinear]:
     placed = [slab.place(source.rows, source.columns, to) for source, to in sources]
 
-    def fill(index: int) -> None:
+    def fill(index: int) -> bool:
         source, _ = sources[index]
-        placed[index].fill(source.raw, source.type, source.row_order, importance[index])
+        return placed[index].fill(source.raw, source.type, source.row_order, importance[index])
 
     with ThreadPoolExecutor(max(1, threads)) as team:
-        for _ in team.map(fill, range(len(placed))):
-            pass
+        for index, is_finite in enumerate(team.map(fill, range(len(placed)))):
+            if not is_finite:
+                layer, matrix = divmod(index, len(MATRICES))
+                where = f"{MATRICES[matrix]} projection of layer {layer}" if index < len(placed) - 1 else "output projection"
+                raise ModelCorrupt(f"the model's {where} holds values that are not finite (NaN or infinite, or scales beyond fp16)")
     return placed
 
 

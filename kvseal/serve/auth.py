@@ -16,6 +16,7 @@ import secrets
 from pathlib import Path
 
 from kvseal.core.errors import ConfigError, Unauthenticated
+from kvseal.core.files import read_text
 from kvseal.core.ids import Scope
 from kvseal.kv.prefix_key import SECRET_BYTES, scope_id
 
@@ -79,9 +80,11 @@ def _digest(key: str) -> bytes:
 
 def _read(file: Path) -> dict[str, str]:
     try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--api-keys: {file} cannot be read ({type(error).__name__})") from error
+        text = read_text(file)
+    except OSError as error:
+        raise ConfigError(f"--api-keys: {file} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--api-keys: {file} cannot be read: it is not UTF-8 (byte {error.start})") from error
     keys = _from_json(text, file) if text.lstrip().startswith("{") else _from_lines(text, file)
     if not keys:
         raise ConfigError(f"--api-keys: {file} holds no key, so nobody could use the server")

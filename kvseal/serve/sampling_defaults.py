@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvseal.core.errors import ConfigError, InvalidRequest
+from kvseal.core.files import read_text
 from kvseal.core.request import SamplingParams
 from kvseal.exec.weights.gguf_header import read_header
 
@@ -50,11 +51,9 @@ def describe(defaults: SamplingParams) -> dict[str, float]:
 
 def _from_directory(directory: Path) -> Mapping[str, Any]:
     file = directory / "generation_config.json"
-    if not file.is_file():
-        return {}
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError:
+        value = json.loads(read_text(file))
+    except (OSError, ValueError):
         return {}  # The tokenizer's reader reports it.
     # Without do_sample the recommendation is greedy, and the other numbers are leftovers.
     return value if isinstance(value, dict) and value.get("do_sample") else {}

@@ -23,6 +23,7 @@ import uvicorn
 from kvseal.core.config import FleetConfig, ServeConfig
 from kvseal.core.errors import ConfigError, EngineDied, KVSealError
 from kvseal.core.events import EndedEvent
+from kvseal.core.files import read_text
 from kvseal.core.ids import RequestId
 from kvseal.core.outcome import Completed
 from kvseal.core.request import Request, SamplingParams
@@ -156,9 +157,11 @@ def _own_template(config: ServeConfig) -> str | None:
     if config.chat_template is None:
         return None
     try:
-        return config.chat_template.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--chat-template: {config.chat_template} cannot be read ({type(error).__name__})") from error
+        return read_text(config.chat_template)
+    except OSError as error:
+        raise ConfigError(f"--chat-template: {config.chat_template} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--chat-template: {config.chat_template} cannot be read: it is not UTF-8 (byte {error.start})") from error
 
 
 def _model(config: ServeConfig, tokenizer: Tokenizer, own_template: str | None, report: StartReport) -> ServedModel:

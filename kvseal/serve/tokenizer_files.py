@@ -6,6 +6,7 @@ Owns the reading of those files. Whatever they say that we do not understand is 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, processors
 
 from kvseal.core.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
+from kvseal.core.files import read_file
 from kvseal.exec.weights.gguf_header import NumberArray, StringArray, read_header
 from kvseal.serve.pretokenizers import cut_rule, pre_tokenizer
 from kvseal.serve.tokenizer import Tokenizer, is_byte_level
@@ -38,10 +40,11 @@ def load_tokenizer(model: Path) -> Tokenizer:
 
 def _from_directory(directory: Path) -> Tokenizer:
     file = directory / "tokenizer.json"
-    if not file.is_file():
+    if not os.path.lexists(file):
         raise ModelNotFound(f"{directory} has no tokenizer.json; KVSeal needs it to turn text into tokens")
+    content = _read(file)
     try:
-        core = tokenizers.Tokenizer.from_file(str(file))
+        core = tokenizers.Tokenizer.from_buffer(content)
     except Exception as error:  # The library raises nothing narrower.
         raise ModelCorrupt(f"{file} cannot be read as a tokenizer: {error}") from error
     core.no_truncation()
@@ -76,7 +79,7 @@ def _end_tokens(core: tokenizers.Tokenizer, directory: Path, eos_text: str | Non
 
 def _templates(directory: Path, config: Mapping[str, Any]) -> tuple[str | None, dict[str, str]]:
     jinja = directory / "chat_template.jinja"
-    stored = jinja.read_text(encoding="utf-8") if jinja.is_file() else config.get("chat_template")
+    stored = _decoded(jinja) if os.path.lexists(jinja) else config.get("chat_template")
     if stored is None:
         stored = _json_file(directory / "chat_template.json").get("chat_template")
     if isinstance(stored, list):
@@ -86,15 +89,29 @@ def _templates(directory: Path, config: Mapping[str, Any]) -> tuple[str | None, 
 
 
 def _json_file(file: Path) -> dict[str, Any]:
-    if not file.is_file():
+    if not os.path.lexists(file):
         return {}
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
+        value = json.loads(_decoded(file))
     except ValueError as error:
         raise ModelCorrupt(f"{file} is no JSON: {error}") from error
     if not isinstance(value, dict):
         raise ModelCorrupt(f"{file} holds no JSON object")
     return value
+
+
+def _decoded(file: Path) -> str:
+    try:
+        return _read(file).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelCorrupt(f"{file} is no UTF-8 (byte {error.start})") from error
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return read_file(file)
+    except OSError as error:
+        raise ModelNotFound(f"{file}: cannot be read: {error.strerror}") from error
 
 
 def _token_text(value: object) -> str | None:

@@ -15,6 +15,7 @@ time of change of status, which no user can set back; files changed within the c
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import logging
 import os
@@ -27,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvseal import _native
+from kvseal.core.files import open_file, read_file
 from kvseal.exec.weights.types import Float32, ModelWeights, TensorSource
 
 MAGIC = b"KVSPACK\1"
@@ -44,6 +46,8 @@ SETTLED_S = 2.0
 STALE_S = 3600.0
 """Temporary files older than this were left by a process that was killed."""
 WRITE_BYTES = 64 * 2**20
+
+_ELSEWHERE = "set KVSEAL_CACHE to a folder that can hold them"
 
 _log = logging.getLogger("kvseal.exec")
 
@@ -68,15 +72,20 @@ class PackedCache:
 
     def find(self, name: str, slab_bytes: int) -> _native.WeightSlab | None:
         """The slab of that name, mapped and with its places not yet taken; None when there is none, or none that can be trusted."""
-        path = self.directory / name
         try:
-            with path.open("rb") as file:
-                slab = _opened(file.fileno(), file.read(HEADER_BYTES), name, slab_bytes)
-        except FileNotFoundError:
-            return None
+            return self._mapped(name, slab_bytes)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None  # Nothing that was packed. What is in the way is told once, by `keep`.
         except (OSError, MemoryError, ValueError) as error:
-            _log.warning("packed weights in %s cannot be used and are packed again: %s", path, _reason(error))
+            if not (isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.ELOOP)):
+                _log.warning("packed weights in %s cannot be used and are packed again: %s", self.directory / name, _reason(error))
             return None
+
+    def _mapped(self, name: str, slab_bytes: int) -> _native.WeightSlab:
+        """Raises OSError, MemoryError, or ValueError naming what is wrong with the file."""
+        path = self.directory / name
+        with open_file(path) as file:
+            slab = _opened(file.fileno(), file.read(HEADER_BYTES), name, slab_bytes)
         with contextlib.suppress(OSError):
             os.utime(path)  # For the order of use; files of another owner keep theirs.
         return slab
@@ -94,7 +103,7 @@ class PackedCache:
             finally:
                 temporary.unlink(missing_ok=True)
         except OSError as error:
-            _log.warning("packed weights stay in this process's memory: %s cannot keep them (%s)", self.directory, _reason(error))
+            _log.warning("packed weights stay in this process's memory: %s cannot keep them: %s", self.directory, _remedy(error, path))
             return None
 
     def _published(self, temporary: Path, path: Path, slab_bytes: int) -> _native.WeightSlab | None:
@@ -102,9 +111,8 @@ class PackedCache:
         try:
             path.hardlink_to(temporary)
         except FileExistsError:
-            first = self.find(path.name, slab_bytes)
-            if first is not None:
-                return first
+            with contextlib.suppress(OSError, MemoryError, ValueError):  # Reported when it was looked for.
+                return self._mapped(path.name, slab_bytes)
             temporary.replace(path)
         except OSError:  # A file system without links.
             temporary.replace(path)
@@ -115,7 +123,7 @@ class PackedCache:
         """32 bytes over everything that the sources hold."""
         known = self.directory / f"{_identity(weights)}.known"
         with contextlib.suppress(OSError):
-            record = known.read_bytes()
+            record = read_file(known)
             if len(record) == 64 and record[32:] == _check(record[:32]):
                 return record[:32]
         content = content_digest(sources)
@@ -123,8 +131,11 @@ class PackedCache:
             with contextlib.suppress(OSError):
                 self.directory.mkdir(parents=True, exist_ok=True)
                 temporary = known.with_suffix(f".{secrets.token_hex(8)}.part")
-                temporary.write_bytes(content + _check(content))
-                temporary.replace(known)
+                try:
+                    temporary.write_bytes(content + _check(content))
+                    temporary.replace(known)
+                finally:
+                    temporary.unlink(missing_ok=True)
         return content
 
     def _make_room(self, path: Path, size: int) -> None:
@@ -148,9 +159,12 @@ class PackedCache:
             with contextlib.suppress(OSError):
                 entry.unlink()
                 total -= entry_bytes
-        free = shutil.disk_usage(self.directory).free
-        if free < size + self.spare_bytes:
-            raise OSError(f"{free >> 20} MiB are free, {(size + self.spare_bytes) >> 20} MiB are needed to write them and leave some free")
+        free, needed = shutil.disk_usage(self.directory).free, size + self.spare_bytes
+        if free < needed:
+            raise OSError(
+                f"{free >> 20} MiB are free and {needed >> 20} MiB are needed, to write them and leave some free; free "
+                f"{(needed - free >> 20) + 1} MiB there, or {_ELSEWHERE}"
+            )
         known = sorted(self.directory.glob("*.known"), key=lambda entry: entry.stat().st_mtime)
         for entry in known[:-KEEP_KNOWN]:
             entry.unlink(missing_ok=True)
@@ -237,6 +251,19 @@ def _sync_directory(directory: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _remedy(error: OSError, path: Path) -> str:
+    """Why a packed file cannot be kept, and what to do."""
+    reason = _reason(error)
+    obstacle = next((above for above in path.parents if os.path.lexists(above) and not above.is_dir()), None)
+    if obstacle is not None:
+        return f"{obstacle} is no folder; remove it, or {_ELSEWHERE}"
+    if isinstance(error, IsADirectoryError):
+        return f"{path} is a folder, and the file of that name belongs there; remove it"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{reason}; free as much there as the model takes, or {_ELSEWHERE}"
+    return reason if error.errno is None else f"{reason}; {_ELSEWHERE}"
 
 
 def _reason(error: Exception) -> str:

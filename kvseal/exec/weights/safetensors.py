@@ -7,6 +7,7 @@ Format: the safetensors README (8-byte little-endian header length, JSON header,
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from kvseal.core.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
+from kvseal.core.files import read_file
 from kvseal.exec.weights.checkpoint import Checkpoint
 from kvseal.exec.weights.source_file import SourceFile
 from kvseal.exec.weights.types import TensorSource
@@ -32,7 +34,7 @@ _READABLE = ("F32", "F16", "BF16")
 def read_json(path: Path) -> dict[str, object]:
     """An object with unique keys. Raises ModelCorrupt, or ModelNotFound when the file cannot be read."""
     try:
-        text = path.read_bytes()
+        text = read_file(path)
     except OSError as error:
         raise ModelNotFound(f"{path}: cannot be read: {error.strerror}") from error
     return _parse(text, path)
@@ -57,10 +59,10 @@ def _parse(text: bytes, path: Path) -> dict[str, object]:
 def read_folder(folder: Path) -> Checkpoint:
     """All tensors of a folder: one `model.safetensors`, or the shards that the index names."""
     index = folder / INDEX_NAME
-    if index.is_file():
+    if os.path.lexists(index):
         return _read_shards(folder, index)
     single = folder / SINGLE_NAME
-    if single.is_file():
+    if os.path.lexists(single):  # Whatever else has this name is an error that says what it is.
         return read_safetensors(single)
     others = sorted(path.name for path in folder.iterdir() if path.suffix in (".safetensors", ".bin", ".pth", ".pt"))
     if any(name.endswith(".safetensors") for name in others):
@@ -83,7 +85,7 @@ def _read_shards(folder: Path, index: Path) -> Checkpoint:
             raise ModelCorrupt(f"{index}: {str(name)[:60]!r} is not the name of a safetensors file beside it")
         names.add(name)
     for name in sorted(names):
-        if not (folder / name).is_file():
+        if not os.path.lexists(folder / name):
             raise ModelCorrupt(f"{folder}: shard {name} is missing; the download is not complete")
         shard = read_safetensors(folder / name)
         for tensor in (*shard.tensors, *shard.unsupported):

@@ -11,6 +11,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvseal.core.files import open_file
+
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
@@ -24,7 +26,7 @@ class SourceFile:
     @classmethod
     def open(cls, path: Path) -> SourceFile:
         """Maps a file. Raises OSError, and ValueError when it is empty."""
-        with path.open("rb") as file:
+        with open_file(path) as file:
             status = os.fstat(file.fileno())
             buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)

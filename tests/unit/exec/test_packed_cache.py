@@ -6,6 +6,7 @@ import logging
 import multiprocessing
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +15,13 @@ from golden.small_models import cases, write_folder
 
 _native = pytest.importorskip("kvseal._native", reason="the native part is not built")
 
+from kvseal.core.errors import ModelCorrupt  # noqa: E402
 from kvseal.exec.loader import load_model  # noqa: E402
 from kvseal.exec.packed import PackedModel, pack_model  # noqa: E402
 from kvseal.exec.weights import packed_cache  # noqa: E402
 from kvseal.exec.weights.packed_cache import HEADER_BYTES, PackedCache  # noqa: E402
-from kvseal.exec.weights.types import ModelWeights  # noqa: E402
+from kvseal.exec.weights.quants import BLOCK_SHAPES  # noqa: E402
+from kvseal.exec.weights.types import ModelWeights, TensorSource  # noqa: E402
 
 CASES = {str(case["name"]): case for case in cases()}
 
@@ -269,3 +272,109 @@ def test_processes_that_race_share_one_file(folder: Path, cache: PackedCache) ->
     assert {computed for computed, _, _ in found} == {expected}
     assert {mapped for _, _, mapped in found} == {the_file(cache).stat().st_ino}
     assert not list(cache.directory.glob("*.part"))
+
+
+def warnings_of(folder: Path, cache: PackedCache, caplog: pytest.LogCaptureFixture) -> tuple[PackedModel, list[str]]:
+    """What is packed is right whatever is in the way; and all that was said about it."""
+    weights = load_model(folder)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        model = pack_model(weights, "q8", cache=cache)
+    np.testing.assert_array_equal(outputs(model), outputs(pack_model(weights, "q8")))
+    return model, [record.getMessage() for record in caplog.records]
+
+
+def test_a_damaged_file_is_reported_once(folder: Path, cache: PackedCache, caplog: pytest.LogCaptureFixture) -> None:
+    warnings_of(folder, cache, caplog)
+    damage(the_file(cache), HEADER_BYTES, b"\xaa\x55\xaa")
+    model, said = warnings_of(folder, cache, caplog)
+    assert len(said) == 1 and "packed again: the weights in it are damaged" in said[0] and model.file == the_file(cache)
+
+
+def test_a_folder_under_the_files_name_is_to_be_removed(folder: Path, cache: PackedCache, caplog: pytest.LogCaptureFixture) -> None:
+    warnings_of(folder, cache, caplog)
+    file = the_file(cache)
+    file.unlink()
+    file.mkdir()
+    model, said = warnings_of(folder, cache, caplog)
+    assert model.file is None and len(said) == 1 and f"{file} is a folder" in said[0] and said[0].endswith("remove it")
+    assert not list(cache.directory.glob("*.part"))
+
+
+@pytest.mark.timeout(20)
+def test_a_named_pipe_under_the_files_name_is_replaced(folder: Path, cache: PackedCache, caplog: pytest.LogCaptureFixture) -> None:
+    warnings_of(folder, cache, caplog)
+    file = the_file(cache)
+    file.unlink()
+    os.mkfifo(file)
+    model, said = warnings_of(folder, cache, caplog)
+    assert len(said) == 1 and "named pipe" in said[0] and "packed again" in said[0]
+    assert model.file == file and file.is_file()
+
+
+@pytest.mark.parametrize(
+    ("place", "remedy"),
+    [
+        ("file", "file is no folder; remove it, or set KVSEAL_CACHE"),
+        ("file/below", "file is no folder; remove it, or set KVSEAL_CACHE"),
+        ("circle/below", "circle is no folder; remove it, or set KVSEAL_CACHE"),
+        ("x" * 300, "set KVSEAL_CACHE"),
+    ],
+)
+def test_a_cache_that_cannot_be_is_told_once_with_the_remedy(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, place: str, remedy: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "circle").symlink_to("circle")
+    model, said = warnings_of(folder, PackedCache(tmp_path / place, spare_bytes=0), caplog)
+    assert model.file is None and len(said) == 1 and remedy in said[0] and "packed again" not in said[0]
+
+
+def test_a_full_disk_says_how_much_to_free(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _, said = warnings_of(folder, PackedCache(tmp_path / "packed", spare_bytes=2**62), caplog)
+    assert len(said) == 1 and "MiB there, or set KVSEAL_CACHE" in said[0] and "; free " in said[0]
+
+
+def test_a_folder_where_content_is_remembered_leaves_nothing_behind(
+    folder: Path, cache: PackedCache, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(packed_cache, "SETTLED_S", -1e9)
+    warnings_of(folder, cache, caplog)
+    (known,) = cache.directory.glob("*.known")
+    known.unlink()
+    known.mkdir()
+    for _ in range(3):
+        warnings_of(folder, cache, caplog)
+    assert not list(cache.directory.glob("*.part"))
+
+
+BROKEN = {"NaN": float("nan"), "infinity": float("inf"), "minus infinity": -float("inf")}
+
+
+@pytest.mark.parametrize("weight_format", ["auto", "fp32", "bf16", "q8", "q4"])
+@pytest.mark.parametrize("value", BROKEN)
+def test_a_matrix_that_is_not_finite_is_refused(folder: Path, cache: PackedCache, weight_format: str, value: str) -> None:
+    weights = load_model(folder)
+    columns = weights.layers[1].down.columns
+    raw = weights.layers[1].down.to_float32()
+    raw[-1, columns - 2] = BROKEN[value]
+    broken = TensorSource(raw.reshape(-1).view(np.uint8), "F32", raw.shape)
+    layers = (weights.layers[0], replace(weights.layers[1], down=broken), *weights.layers[2:])
+    with pytest.raises(ModelCorrupt, match="down projection of layer 1 holds values that are not finite"):
+        pack_model(replace(weights, layers=layers), weight_format, cache=cache, threads=2)
+    assert not list(cache.directory.glob("*.packed"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "packing"), [("Q8_0", "q8"), ("Q4_0", "q4"), ("Q4_1", "q4m"), ("Q5_1", "q8m"), ("Q4_K", "q4m"), ("Q6_K", "q8")]
+)
+def test_stored_scales_that_are_not_finite_are_seen(kind: str, packing: str) -> None:
+    elements, size = BLOCK_SHAPES[kind]
+    at = size - 2 if kind == "Q6_K" else 0
+    for scale, is_finite in ((b"\x00\x3c", True), (b"\x00\x7c", False), (b"\x00\xfc", False), (b"\x01\x7e", False)):
+        raw = np.zeros((8, size), dtype=np.uint8)
+        raw[:, 192 if kind == "Q6_K" else size - 3] = 1
+        raw[:, 4 if kind == "Q4_K" else size - 4] |= 1
+        raw[5, at : at + 2] = np.frombuffer(scale, dtype=np.uint8)
+        slab = _native.WeightSlab(_native.packed_bytes(packing, 8, elements))
+        assert slab.place(8, elements, packing).fill(raw.reshape(-1), kind) is is_finite

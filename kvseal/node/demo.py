@@ -34,9 +34,9 @@ _COPY_BYTES = 1 << 20
 def demo_model_path() -> Path:
     """The demo model's path in the cache, fetching it first if need be. Raises `ModelNotFound` saying what to do instead."""
     path = cache_dir() / "models" / Path(MODEL_MEMBER).name
-    if _complete(path):
-        return path
     try:
+        if _complete(path):
+            return path
         path.parent.mkdir(parents=True, exist_ok=True)
         with _one_fetch_at_a_time(path.parent):
             if not _complete(path):

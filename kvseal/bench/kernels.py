@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from kvseal import _native
+from kvseal.bench.suite.command import thread_count
 from kvseal.exec.backend import Float32, StepArrays
 from kvseal.exec.backends.cpu import CPUBackend, new_arena
 from kvseal.exec.loader import load_model
@@ -203,7 +204,7 @@ def _rate(name: str, tokens: int, seconds: Sequence[float]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="kvseal bench kernels", description="Times the native kernels and a bare decode loop.")
     parser.add_argument("model", nargs="?", type=Path, help="a GGUF file or a folder; without it, single kernels only")
-    parser.add_argument("--threads", type=int, default=0, help="for the decode loop; 0: one per core")
+    parser.add_argument("--threads", type=thread_count, default=0, help="for the decode loop; 0: one per core")
     parser.add_argument("--weights", default="auto")
     parser.add_argument("--kv-dtype", default="fp16")
     parser.add_argument("--isa", default="auto", help="instruction set of the single kernels")

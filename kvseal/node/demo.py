@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -112,6 +113,9 @@ def _extract(wheel: Path, destination: Path) -> None:
 
 @contextmanager
 def _one_fetch_at_a_time(directory: Path) -> Iterator[None]:
-    with (directory / ".fetch.lock").open("w") as lock:
+    lock = os.open(directory / ".fetch.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)  # To write only would wait on a named pipe.
+    try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(lock)

@@ -25,6 +25,7 @@ PATIENCE_S = 10.0
 @contextmanager
 def clean_end() -> Iterator[None]:
     """Within, SIGINT raises `KeyboardInterrupt`, SIGTERM and SIGHUP `SystemExit` with 128 and their number. For the main thread."""
+    older = _below()
     ours: dict[int, str] = {}
     """What ran below us when we were told to end, by pid and start time: its parents may be gone before it."""
 
@@ -40,7 +41,7 @@ def clean_end() -> Iterator[None]:
         yield
     finally:
         if ours:
-            _end_all(ours)
+            _end_all(ours, older)
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -56,9 +57,11 @@ def _below() -> dict[int, str]:
     return {pid: began for pid in tree([os.getpid()]) - {os.getpid()} if (began := _began(pid))}
 
 
-def _end_all(processes: Mapping[int, str]) -> None:
+def _end_all(processes: Mapping[int, str], older: Mapping[int, str]) -> None:
+    """And whatever has come below us since, but for what was there before."""
     for how in (signal.SIGTERM, signal.SIGKILL):
-        left = {pid for pid, began in {**processes, **_below()}.items() if began and _began(pid) == began}
+        found = {**processes, **_below()}.items() - older.items()
+        left = {pid for pid, began in found if began and _began(pid) == began}
         if not left:
             return
         for pid in left:

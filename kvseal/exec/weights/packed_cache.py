@@ -77,9 +77,15 @@ class PackedCache:
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None  # Nothing that was packed. What is in the way is told once, by `keep`.
         except (OSError, MemoryError, ValueError) as error:
-            if not (isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.ELOOP)):
+            if not self._is_out_of_reach(error):
                 _log.warning("packed weights in %s cannot be used and are packed again: %s", self.directory / name, _reason(error))
             return None
+
+    def _is_out_of_reach(self, error: Exception) -> bool:
+        """Whether it is the directory that cannot be used, and nothing is known of a file in it."""
+        if isinstance(error, PermissionError):
+            return not os.access(self.directory, os.X_OK)
+        return isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.ELOOP)
 
     def _mapped(self, name: str, slab_bytes: int) -> _native.WeightSlab:
         """Raises OSError, MemoryError, or ValueError naming what is wrong with the file."""

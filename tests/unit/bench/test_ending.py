@@ -65,17 +65,21 @@ def test_what_was_started_ends_and_a_second_signal_cuts_nothing_short(number: si
     process.send_signal(number)
     time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=120)
     assert out == b"tidied\n" and len(started) == 2
     assert not [pid for pid in started if runs(pid)]
     assert process.returncode == (-signal.SIGINT if number == signal.SIGINT else 128 + number)
 
 
-def test_handlers_are_as_before_afterwards() -> None:
+def test_handlers_are_as_before_afterwards_and_what_ran_before_runs_on() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    older = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     with pytest.raises(SystemExit), clean_end():
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(5)
+    assert older.poll() is None
+    older.kill()
+    older.wait()
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
     assert status_of(KeyboardInterrupt()) == 130 and status_of(SystemExit(143)) == 143
 

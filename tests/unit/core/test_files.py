@@ -19,7 +19,7 @@ from kvseal.serve.auth import KeyRing
 from kvseal.serve.server import _own_template
 from kvseal.serve.tokenizer_files import load_tokenizer
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(60)
 """Without the check these wait for ever."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import multiprocessing
 import os
@@ -301,7 +302,7 @@ def test_a_folder_under_the_files_name_is_to_be_removed(folder: Path, cache: Pac
     assert not list(cache.directory.glob("*.part"))
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(60)
 def test_a_named_pipe_under_the_files_name_is_replaced(folder: Path, cache: PackedCache, caplog: pytest.LogCaptureFixture) -> None:
     warnings_of(folder, cache, caplog)
     file = the_file(cache)
@@ -328,6 +329,19 @@ def test_a_cache_that_cannot_be_is_told_once_with_the_remedy(
     (tmp_path / "circle").symlink_to("circle")
     model, said = warnings_of(folder, PackedCache(tmp_path / place, spare_bytes=0), caplog)
     assert model.file is None and len(said) == 1 and remedy in said[0] and "packed again" not in said[0]
+
+
+def test_a_closed_cache_is_told_once(
+    folder: Path, cache: PackedCache, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(packed_cache, "open_file", denied)
+    monkeypatch.setattr(Path, "mkdir", denied)
+    monkeypatch.setattr(os, "access", lambda *_: False)  # As for anybody but root.
+    model, said = warnings_of(folder, cache, caplog)
+    assert model.file is None and len(said) == 1 and "Permission denied; set KVSEAL_CACHE" in said[0]
 
 
 def test_a_full_disk_says_how_much_to_free(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -86,7 +86,7 @@ def test_a_cache_that_cannot_be_is_named(tmp_path: Path, monkeypatch: pytest.Mon
         demo_model_path()
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(60)
 def test_a_named_pipe_for_the_lock_holds_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "_fetch", lambda path: path.write_bytes(b"fetched"))
     monkeypatch.setenv("KVSEAL_CACHE", str(tmp_path))

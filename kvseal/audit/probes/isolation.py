@@ -20,6 +20,7 @@ _PREFIX_TOKENS = 512
 _LOOKS = 6
 _ALPHA_A_LOOK = ALPHA / _LOOKS  # So that looking more than once does not raise false alarms (Bonferroni).
 _ENOUGH_POWER = 0.99  # What one look must have before nothing seen ends the test early.
+_LEAST_PAIRS = 13  # With fewer not even a clean sweep reaches the level of one look: 2^-13 < ALPHA / 6 < 2^-12.
 _HINT = 0.05  # A test that came so near to its level has not shown that there is nothing.
 _LEAST_RATIO = 1.1  # A cache that is not worth a tenth of the time is not what a stranger senses.
 _REMEDY = "Key the prefix cache by tenant; let a caller narrow its cache, never widen it."
@@ -33,7 +34,7 @@ def cost(target: Target, depth: Depth, concurrency: int) -> Cost:
 
 def _pairs(depth: Depth) -> int:
     """Most pairs of one comparison: `_LOOKS` looks, after each of which it may be decided."""
-    return _LOOKS * {Depth.QUICK: 8, Depth.NORMAL: 12, Depth.THOROUGH: 24}[depth]
+    return _LOOKS * {Depth.QUICK: 8, Depth.NORMAL: _LEAST_PAIRS, Depth.THOROUGH: 24}[depth]
 
 
 def _prefix_tokens(target: Target) -> int:
@@ -98,8 +99,11 @@ async def _between(scene: Scene, result: ProbeResult, who: str, rule: str, *, st
 
 
 def _decided(cold: _Times, warm: _Times, stranger: _Times, fresh: _Times) -> bool:
-    """Enough is known: counts or times already tell, or the test had its power and saw nothing."""
-    if stranger.cached and any(count > 8 for count in (*warm.cached, *stranger.cached)):
+    """Enough is known: counts or times already tell, or the test had its power and saw nothing. Where counts say that nothing is shared,
+    times get one look that can tell, and no more."""
+    if any(count > 8 for count in stranger.cached):
+        return True
+    if stranger.cached and any(count > 8 for count in warm.cached) and len(stranger.seconds) >= _LEAST_PAIRS:
         return True
     p = paired_test(stranger.seconds, fresh.seconds).p
     if p < _ALPHA_A_LOOK:

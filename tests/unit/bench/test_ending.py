@@ -25,8 +25,9 @@ from kvseal.cli import main as kvseal_main
 from kvseal.core.errors import ConfigError, ModelNotFound
 
 TOP = """
-import subprocess, sys, time
+import signal, subprocess, sys, time
 from kvseal.bench.suite.ending import clean_end
+signal.signal(signal.SIGHUP, signal.SIG_IGN if "nohup" in sys.argv else signal.SIG_DFL)  # these tests may run under nohup
 stubborn = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
 middle = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {stubborn!r}])"
 with clean_end():
@@ -36,7 +37,7 @@ with clean_end():
         print("ready", flush=True)
         time.sleep(60)
     finally:
-        if len(sys.argv) > 1:
+        if "kill" in sys.argv:
             child.kill()
             child.wait()
         time.sleep(0.3)
@@ -69,6 +70,18 @@ def test_what_was_started_ends_and_a_second_signal_cuts_nothing_short(number: si
     assert out == b"tidied\n" and len(started) == 2
     assert not [pid for pid in started if runs(pid)]
     assert process.returncode == (-signal.SIGINT if number == signal.SIGINT else 128 + number)
+
+
+def test_what_is_ignored_stays_ignored() -> None:
+    """nohup kvseal bench all: the terminal may go."""
+    process = subprocess.Popen([sys.executable, "-c", TOP, "nohup"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+    process.send_signal(signal.SIGHUP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(timeout=0.5)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGTERM
 
 
 def test_handlers_are_as_before_afterwards_and_what_ran_before_runs_on() -> None:

@@ -7,6 +7,7 @@ the engine but through its statistics and a watcher that it was built with.
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections import deque
@@ -99,12 +100,14 @@ class Rig:
         self.watcher = Watcher()
         config = EngineConfig(model=resolve_model(context.model), threads=context.threads, **{"max_queued": 100_000, **options})  # type: ignore[arg-type]
         self.engine: Engine = build_engine(config, step_s=step_s, around=self.watcher.around)
+        gc.freeze()  # as the engine process does
         self._numbers = count()
 
     def __enter__(self) -> Rig:
         return self
 
     def __exit__(self, *_: object) -> None:
+        gc.unfreeze()
         self.engine.close()
 
     @property

@@ -1,7 +1,7 @@
 """Files that somebody named, opened: a plain file, or an error that says what else it is.
 
 Owns the one way in which models, keys, secrets, templates and packed weights are opened. Never waits: a named pipe in a file's place has no
-writer and would hold a start for ever, silently.
+writer and would hold a start for ever, silently. What a shell has opened for us, ``--secret-file <(pass show x)``, has one, and is read.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ _KINDS = (
 )
 
 
+_OPEN_ALREADY = (Path("/dev/fd"), Path("/proc/self/fd"))
+
+
 def open_file(path: Path) -> BinaryIO:
     """For reading. Raises `OSError`; for what is no plain file, its `strerror` says what it is."""
     _check(path, path.stat().st_mode)  # Before opening: a device may act when it is opened, and a socket says only "no such device".
@@ -35,6 +38,8 @@ def open_file(path: Path) -> BinaryIO:
 
 def read_file(path: Path) -> bytes:
     """All of it. Raises as `open_file`."""
+    if path.parent in _OPEN_ALREADY and path.is_fifo():
+        return path.read_bytes()
     with open_file(path) as file:
         return file.read()
 

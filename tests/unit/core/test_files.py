@@ -106,3 +106,14 @@ def small_tokenizer(path: Path) -> None:
     core.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel()
     core.decoder = tokenizers.decoders.ByteLevel()
     core.save(str(path))
+
+
+def test_a_pipe_that_a_shell_has_opened_for_us_is_read() -> None:
+    """``--secret-file <(pass show fleet)``."""
+    end, writer = os.pipe()
+    try:
+        os.write(writer, b"a secret of the tests")
+        os.close(writer)
+        assert read_file(Path(f"/dev/fd/{end}")) == b"a secret of the tests"
+    finally:
+        os.close(end)

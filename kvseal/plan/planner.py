@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from kvseal.core.config import KV_DTYPES
 from kvseal.core.errors import ConfigError
 from kvseal.plan.dtype import KVFormat, parse_format
 from kvseal.plan.engines import kvseal, llamacpp, sglang, vllm
@@ -25,8 +26,6 @@ ENGINES: dict[str, Callable[[ModelShape, Settings], EnginePlan]] = {
 }
 DEFAULT_VERSIONS = {"vllm": "0.33.0", "sglang": "0.5.23", "llama.cpp": "2026", "kvseal": "0.1.0"}
 SIDE_BY_SIDE = ("bf16", "fp8", "int8", "int4")
-OURS = ("fp16", "fp32", "int8", "int4")
-"""What KVSeal serves."""
 FALLBACK_CONTEXT_TOKENS = 4096
 
 
@@ -100,7 +99,7 @@ def answer(shape: ModelShape, ask: Ask) -> Report:
     main = footprint(shape, shown, ask.parallel, drafts=drafts)
     if main.unavailable:
         raise ConfigError(f"--kv-dtype {kv_format.name}: {main.unavailable}")
-    names = OURS if engine_name == "kvseal" else SIDE_BY_SIDE
+    names = KV_DTYPES if engine_name == "kvseal" else SIDE_BY_SIDE
     formats = tuple((name, footprint(shape, _side(name, shape, engine_name), ask.parallel, drafts=drafts)) for name in names)
     plan = ENGINES[engine_name](shape, settings) if engine_name else None
     promise = _promise(shape, ask, ask.promise_tokens, plan, main, settings) if ask.promise_tokens is not None else None

@@ -37,6 +37,12 @@ FAULTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "unnamed-limit": ("limits", ("limits.unnamed",)),
     "advertised-too-much": ("limits", ("limits.advertised-not-servable",)),
     "late-refusal": ("limits", ("limits.late-refusal",)),
+    "stream-empty-at-limit": ("limits", ("limits.empty-answer",)),
+    "stream-short-at-limit": ("limits", ("limits.silent-truncation",)),
+    "stream-truncated-full-usage": ("limits", ("limits.stream-differs",)),
+    "stream-cut-at-limit": ("limits", ("limits.broken-answer",)),
+    "stream-hangs-at-limit": ("limits", ("limits.hang",)),
+    "stream-error-at-limit": ("limits", ("limits.advertised-not-servable",)),
     "slot-not-cleared": ("leak", ("leak.canary",)),
     "stale-tail": ("leak", ("leak.unsteady-alone", "leak.changed-after-others", "leak.changed-beside-others")),
     "wrong-row": ("leak", ("leak.wrong-row", "leak.canary")),
@@ -97,6 +103,7 @@ class Traits:
     prefill_s: float = 10e-6
     step_s: float = 0.0
     says_context: bool = True
+    stream_usage: bool = True
 
     @staticmethod
     def drawn(seed: int) -> Traits:
@@ -115,6 +122,7 @@ class Traits:
             keys=("key-one", "key-two") if draw.random() < 0.6 else (),
             says_context=draw.random() < 0.9,
             step_s=draw.choice((0.0, 0.0, 1e-3)),
+            stream_usage=draw.random() < 0.8,
         )
 
 
@@ -139,6 +147,7 @@ class Running:
     emitted: list[Emitted] = field(default_factory=list)
     finish: str | None = None
     salt: str = ""
+    near: bool = False  # Is this a stream near the limit?
     began_s: float = field(default_factory=time.monotonic)
 
 
@@ -252,6 +261,10 @@ class Standin:
         pool = int(context * 0.66)
         if fault == "pool-below-context" and pool < len(tokens) <= context:
             return [*self.previous[-200:], *tokens[:PAGE]]
+        if fault in ("stream-short-at-limit", "stream-truncated-full-usage") and self._near(tokens, max_tokens, stream):
+            return tokens[-(context // 2) :]
+        if fault == "stream-error-at-limit" and self._near(tokens, max_tokens, stream):
+            await self._refuse_in_stream(http)
         if len(tokens) + max_tokens <= context:
             return tokens
         if fault in ("truncate-head", "odd-ids"):
@@ -272,11 +285,19 @@ class Standin:
         if fault == "unnamed-limit":
             raise Refusal(400, "bad request")
         if fault == "late-refusal" and stream:
-            await http.start_stream()
-            await http.event({"error": {"message": f"the limit is {context}", "type": "x", "param": None, "code": None}})
-            await http.end_stream()
-            raise ConnectionError
+            await self._refuse_in_stream(http)
         raise Refusal(400, f"This model's maximum context length is {context} tokens. However, you requested {len(tokens) + max_tokens}.")
+
+    def _near(self, tokens: list[str], max_tokens: int, stream: bool) -> bool:
+        """Is this a stream whose prompt is within the limit, but not by much?"""
+        return stream and 0.75 * self.traits.context < len(tokens) + max_tokens <= self.traits.context
+
+    async def _refuse_in_stream(self, http: Exchange) -> None:
+        await http.start_stream()
+        message = f"the limit is {self.traits.context}"
+        await http.event({"error": {"message": message, "type": "x", "param": None, "code": None}})
+        await http.end_stream()
+        raise ConnectionError
 
     async def _generate(self, http: Exchange, *, chat: bool) -> None:
         tenant = self._tenant(http)
@@ -284,7 +305,9 @@ class Standin:
         max_tokens, stream = int(body.get("max_tokens") or 16), bool(body.get("stream"))
         self.count += 1
         number = self.count
-        if self.fault == "length-empty" and len(tokens) + max_tokens > self.traits.context:
+        near = self._near(tokens, max_tokens, stream)
+        over = len(tokens) + max_tokens > self.traits.context
+        if (over and self.fault == "length-empty") or (near and self.fault == "stream-empty-at-limit"):
             one = Running(number, tokens, Reading([]), max_tokens, counted=len(tokens), finish="length")
             await self._answer(http, body, chat, one)
             return
@@ -297,7 +320,8 @@ class Standin:
             raise Refusal(503, "overloaded", {} if self.fault == "no-retry-after" else {"Retry-After": "0.05"})
         if self.fault == "crash-under-load" and len(self.active) >= 2 and self.chance.random() < 0.3:
             raise Refusal(500, "CUDA error")
-        counted = len(tokens) if self.fault in ("truncate-half-full-usage", "window-below-context") else min(len(read), len(tokens))
+        full = ("truncate-half-full-usage", "window-below-context", "stream-truncated-full-usage")
+        counted = len(tokens) if self.fault in full else min(len(read), len(tokens))
         if self.fault == "stub-on-oversize" and read is not tokens:
             counted = 1
         self.waiting += 1
@@ -306,7 +330,7 @@ class Standin:
         finally:
             self.waiting -= 1
         one = Running(number, tokens, Reading(list(read), self.traits.noise, chance=self.chance), max_tokens, counted=counted)
-        one.salt = str(body.get("cache_salt", ""))
+        one.salt, one.near = str(body.get("cache_salt", "")), near
         self.active.append(one)
         ghost = False
         try:
@@ -528,7 +552,13 @@ class Standin:
                 await http.event({**head, "choices": [self._choice([step], body, chat, delta=True, finish=None)], "usage": None})
             if one.finish is not None:
                 break
+        if self.fault == "stream-cut-at-limit" and one.near:
+            await http.end_stream()
+            return
         await http.event({**head, "choices": [self._choice([], body, chat, delta=True, finish=one.finish)], "usage": None})
-        await http.event({**head, "choices": [], "usage": self._usage(one)})
+        if self.fault == "stream-hangs-at-limit" and one.near:
+            await http.gone.wait()
+        if self.traits.stream_usage:
+            await http.event({**head, "choices": [], "usage": self._usage(one)})
         await http.event("[DONE]")
         await http.end_stream()

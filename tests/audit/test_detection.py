@@ -19,7 +19,7 @@ from .rates import found, honest_traits, run_one, traits_for
 from .standin import FAULTS, Traits
 
 _TIMEOUT_S = 1.5
-_HANGS = ("oversize-hang", "oversize-stops-all", "overload-hang", "health-green-while-stuck")
+_HANGS = ("oversize-hang", "oversize-stops-all", "stream-hangs-at-limit", "overload-hang", "health-green-while-stuck")
 _HANG_TIMEOUT_S = 0.8  # Where what is looked for is a silence, a shorter one is as good.
 _AT_ONCE = 4
 """Audits that run at once, each in a process of its own: most of each is waiting."""

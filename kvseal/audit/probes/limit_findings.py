@@ -1,6 +1,6 @@
 """What is wrong with an answer to a prompt at or over the limit: the findings of the limits probe.
 
-Owns their wording and when each is due. Asks nothing.
+Owns their wording and when each is due, and what may be claimed of those that were served. Asks nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +11,44 @@ from kvseal.audit.probes.patience import Patient
 from kvseal.audit.target import numbers_in
 from kvseal.audit.wire import Answer, End
 
+_KEPT_TOKENS = 16
+"""Engines keep a few tokens of the context for themselves."""
+
+
+def judge_inside(scene: Scene, result: ProbeResult, patient: Patient, limit: int, tokens: int) -> bool:
+    """Records what is wrong with the answer to a prompt of `tokens` that is within the limit. True when nothing is: it was served whole, or
+    refused for one of the few tokens that engines keep for themselves."""
+    answer = patient.answer
+    if answer.ok and short_count(scene, answer, tokens):
+        found_truncation(result, answer, tokens)
+    elif answer.ok and _empty(answer):
+        _found_empty(result, answer, tokens, limit, "the advertised context", over=False)
+    elif answer.ok or _refused_near(answer, limit):
+        return True
+    else:
+        judge_failure(scene, result, patient, limit, inside=True)
+    return False
+
+
+def say_served(result: ProbeResult, judged: list[tuple[Answer, bool]], limit: int) -> None:
+    """What the prompts at the limit prove, each way apart; counted in full is only what the server did count."""
+    counted = []
+    for stream, how in ((False, "without streaming"), (True, "as streams")):
+        mine = [(answer, good) for answer, good in judged if answer.ask.stream is stream]
+        served = [answer for answer, good in mine if good and answer.ok]
+        uncounted = [answer for answer in served if answer.prompt_tokens is None]
+        if uncounted:
+            asked = " although usage was asked for (stream_options.include_usage)" if stream else ""
+            result.unproven.append(
+                f"{len(uncounted)} prompts of the advertised length ({limit} tokens with the output) are answered {how} but not counted"
+                f"{asked}: whether they were read in full, the count cannot tell"
+            )
+        elif served and all(good for _, good in mine):
+            counted.append(how)
+    if counted:
+        how = " and ".join(counted)
+        result.proved.append(f"prompts of the advertised length ({limit} tokens with the output) are answered and counted in full, {how}")
+
 
 def judge_failure(scene: Scene, result: ProbeResult, patient: Patient, limit: int, *, inside: bool) -> None:
     """Records what is wrong when a prompt at (`inside`) or over the limit got no answer; a proper refusal is not wrong."""
@@ -18,7 +56,7 @@ def judge_failure(scene: Scene, result: ProbeResult, patient: Patient, limit: in
     if patient.undecided:
         result.unproven.append(patient.undecided)
         return
-    refused = 400 <= answer.status < 500
+    refused = 400 <= answer.status < 500 or (inside and answer.error_in_stream and not _names_near(answer, limit))
     finding = _refused(scene, answer, limit, inside) if refused else _not_refused(scene, patient, limit, where)
     if finding is not None:
         result.find(finding)
@@ -27,14 +65,14 @@ def judge_failure(scene: Scene, result: ProbeResult, patient: Patient, limit: in
 def _not_refused(scene: Scene, patient: Patient, limit: int, where: str) -> Finding | None:
     """No answer, and no 4xx either."""
     answer = patient.answer
-    about = f"{answer.ask.prompt_tokens} prompt tokens against a limit of {limit}"
+    about, began = f"{answer.ask.prompt_tokens} prompt tokens against a limit of {limit}", _began(answer)
     if hung(answer):
         return Finding(
             "limits.hang",
             Grade.HANG,
             Confidence.LIKELY,
-            f"a prompt {where} the limit is never answered",
-            f"{about}: {answer.note or 'nothing came'}; {_due(patient)}",
+            f"the answer to a prompt {where} the limit never ends" if began else f"a prompt {where} the limit is never answered",
+            f"{about}: {answer.note or 'nothing came'}{began}; {_due(patient)}",
             "Refuse at admission what can never fit; a request must not wait for room that cannot come.",
             (exhibit(answer),),
             ("https://github.com/vllm-project/vllm/issues/35541",),
@@ -66,9 +104,16 @@ def _not_refused(scene: Scene, patient: Patient, limit: int, where: str) -> Find
         Confidence.PROVEN,
         f"a prompt {where} the limit breaks the connection or the answer",
         f"{about}: {answer.end.value}, {answer.note or answer.error_message[:200]}.",
-        "Refuse with a 4xx and an error body.",
+        "Serve what is advertised, with its finish reason and its end." if where == "at" else "Refuse with a 4xx and an error body.",
         (exhibit(answer),),
     )
+
+
+def _began(answer: Answer) -> str:
+    """What had come of an answer that did not end; empty where nothing had."""
+    if not answer.text and answer.finish_reason is None:
+        return ""
+    return f", after {len(answer.text)} letters and finish_reason {answer.finish_reason!r}"
 
 
 def _due(patient: Patient) -> str:
@@ -79,7 +124,7 @@ def _due(patient: Patient) -> str:
 
 def _refused(scene: Scene, answer: Answer, limit: int, inside: bool) -> Finding | None:
     """A 4xx: wrong where the prompt is within the advertised limit, and where it does not name the limit."""
-    said = repr(answer.error_message[:200])
+    said = repr(answer.error_message[:200]) + (" (an error event in a stream that began with status 200)" if answer.error_in_stream else "")
     if inside:
         return Finding(
             "limits.advertised-not-servable",
@@ -107,14 +152,18 @@ def _refused(scene: Scene, answer: Answer, limit: int, inside: bool) -> Finding 
 
 def _names_limit(scene: Scene, answer: Answer, limit: int) -> bool:
     """Does the message hold a number that is one of the limits, within the few tokens that engines keep for themselves?"""
-    return any(abs(number - known) <= 16 for number in numbers_in(answer.error_message) for known in (limit, *scene.target.limits()))
+    return any(
+        abs(number - known) <= _KEPT_TOKENS for number in numbers_in(answer.error_message) for known in (limit, *scene.target.limits())
+    )
 
 
-def refused_near(scene: Scene, answer: Answer, limit: int, margin: int) -> bool:
-    """A 4xx that names a limit within `margin` of the advertised one: honest enough, engines keep a few tokens for themselves."""
-    if answer.end is not End.REFUSED or not 400 <= answer.status < 500:
-        return False
-    return any(limit - margin <= number < limit for number in numbers_in(answer.error_message))
+def _refused_near(answer: Answer, limit: int) -> bool:
+    """A 4xx that names a limit just below the advertised one: honest enough."""
+    return answer.end is End.REFUSED and 400 <= answer.status < 500 and _names_near(answer, limit)
+
+
+def _names_near(answer: Answer, limit: int) -> bool:
+    return any(limit - _KEPT_TOKENS <= number < limit for number in numbers_in(answer.error_message))
 
 
 def _sure(scene: Scene) -> Confidence:
@@ -150,19 +199,7 @@ def found_accepted(scene: Scene, result: ProbeResult, answer: Answer, tokens: in
         found_truncation(result, answer, tokens)
         return
     if not answer.text and not answer.completion_tokens:
-        result.find(
-            Finding(
-                "limits.empty-answer",
-                Grade.LIMIT,
-                Confidence.PROVEN,
-                "an oversize prompt gets status 200 and no text",
-                f"{tokens} prompt tokens against a limit of {limit} ({what}): status 200, finish_reason"
-                f" {answer.finish_reason!r}, nothing generated.",
-                "A request that was not computed is an error, not an empty answer.",
-                (exhibit(answer),),
-                ("https://github.com/sgl-project/sglang/issues/33507",),
-            )
-        )
+        _found_empty(result, answer, tokens, limit, what, over=True)
         return
     result.find(
         Finding(
@@ -176,5 +213,27 @@ def found_accepted(scene: Scene, result: ProbeResult, answer: Answer, tokens: in
             "Refuse before anything is reserved.",
             (exhibit(answer),),
             ("https://github.com/sgl-project/sglang/issues/30233",),
+        )
+    )
+
+
+def _empty(answer: Answer) -> bool:
+    """Nothing was generated, and not since the model had nothing to say: then the reason is stop."""
+    return not answer.text and not answer.steps and not answer.completion_tokens and answer.finish_reason != "stop"
+
+
+def _found_empty(result: ProbeResult, answer: Answer, tokens: int, limit: int, what: str, *, over: bool) -> None:
+    """Within the limit, where the server does not count, the one token that was asked for may be half a letter: then it is suspected."""
+    result.find(
+        Finding(
+            "limits.empty-answer",
+            Grade.LIMIT,
+            Confidence.PROVEN if over or answer.completion_tokens == 0 else Confidence.SUSPECTED,
+            f"{'an oversize prompt' if over else 'a prompt of the advertised length'} gets status 200 and no text",
+            f"{tokens} prompt tokens against a limit of {limit} ({what}): status 200, finish_reason {answer.finish_reason!r}, nothing"
+            " generated.",
+            "A request that was not computed is an error, not an empty answer.",
+            (exhibit(answer),),
+            ("https://github.com/sgl-project/sglang/issues/33507",),
         )
     )

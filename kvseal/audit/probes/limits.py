@@ -9,11 +9,12 @@ that do not depend on a part of the prompt were computed without it.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 from kvseal.audit.backoff import TurnedAway
 from kvseal.audit.findings import Confidence, Finding, Grade, ProbeResult
 from kvseal.audit.probes.base import Cost, Depth, Probe, Scene, exhibit, hung
-from kvseal.audit.probes.limit_findings import found_accepted, found_truncation, judge_failure, refused_near, short_count
+from kvseal.audit.probes.limit_findings import found_accepted, found_truncation, judge_failure, judge_inside, say_served, short_count
 from kvseal.audit.probes.patience import MOST_ASKS, ask_patiently
 from kvseal.audit.probes.truncation import CONTROL_TOKENS, whole_prompt_is_read
 from kvseal.audit.target import Target, numbers_in
@@ -21,6 +22,7 @@ from kvseal.audit.wire import Answer, End
 
 ASSUMED_CONTEXT_TOKENS = 8_192
 LEAST_CONTEXT_TOKENS = 64
+_SMALL_TOKENS = 64
 _FAR_FACTOR = 4
 _FAR_TOKENS = 600_000  # Far-over prompts stop here: more text is a test of the HTTP server, not of the engine.
 MOST_PROMPT_TOKENS = 4_000_000
@@ -30,11 +32,13 @@ MOST_PROMPT_TOKENS = 4_000_000
 def cost(target: Target, depth: Depth, concurrency: int) -> Cost:
     limit = target.context_tokens or ASSUMED_CONTEXT_TOKENS
     kinds = max(1, len(target.kinds))
-    over = 4 * 2 * kinds  # Over, far over, and between, as stream and not.
-    refused = Cost(over, over // 4 * (limit + 1 + 2 * _far(limit)))
-    inside = Cost(3 * kinds + 6, (3 * kinds + 6) * limit)
+    over = 2 * kinds  # As stream and not.
+    refused = Cost(3 * over, over * (2 * limit + limit // 20 + _far(limit) + 64))  # Between, just over, and far over.
+    within = 2 * 2 * kinds + 6  # Both totals, as stream and not; and the long prompt, changed and not.
+    inside = Cost(within, within * limit)
     silent = Cost(3 * MOST_ASKS, 6 * limit)  # At most one prompt in each of three places is silent.
-    return refused + inside + silent + Cost(8, 8 * (CONTROL_TOKENS + 16)) + Cost(8, 64)
+    control = Cost(5, 5 * (CONTROL_TOKENS + 16))
+    return refused + inside + silent + control + Cost(4, 4 * (_SMALL_TOKENS + 8))
 
 
 async def run(scene: Scene, result: ProbeResult) -> None:
@@ -50,6 +54,8 @@ async def run(scene: Scene, result: ProbeResult) -> None:
     if not scene.target.gauge.known:
         result.unproven.append("the server counts tokens nowhere, so prompts could not be sized to the limit")
         return
+    if not scene.target.streams:
+        result.unproven.append("streams do not work on this server, so prompts at and over the limit were sent without streaming only")
     await _measure_pace(scene)
     try:
         counts_ok = await _inside(scene, result, limit)
@@ -113,33 +119,28 @@ async def _learn_limit(scene: Scene, result: ProbeResult) -> None:
             return
 
 
+def _ways(scene: Scene) -> tuple[bool, ...]:
+    """The values of `Ask.stream` to try: without streaming first, so that a stream that hangs hides nothing else."""
+    return (False, True) if scene.target.streams else (False,)
+
+
 async def _inside(scene: Scene, result: ProbeResult, limit: int) -> bool:
-    """Prompt plus output of limit-1 and of exactly limit must work, and be counted as sent. False: the counts cannot be trusted."""
-    good = True
-    served = 0
-    for chat in scene.target.kinds:
-        for total in (limit - 1, limit):
-            if not _fits(scene, result, limit):
-                break
-            tokens = total - 1 - (0 if scene.target.gauge.exact else scene.target.gauge.slack(total))
-            ask = scene.ask(
-                _text(scene, tokens, chat), tokens=tokens, max_tokens=1, chat=chat, label=f"prompt of {tokens}, {total} with output"
-            )
-            patient = await ask_patiently(scene, ask, tokens)
-            answer = patient.answer
-            scene.listen([answer], result)
-            if answer.ok and short_count(scene, answer, tokens):
-                found_truncation(result, answer, tokens)
-                good = False
-            elif answer.ok:
-                served += 1
-            elif not refused_near(scene, answer, limit, 16):
-                judge_failure(scene, result, patient, limit, inside=True)
-                if hung(answer):  # Each further one would take the whole time limit, and hold the server.
-                    return good
-    if served:
-        result.proved.append(f"prompts of the advertised length ({limit} tokens with the output) are answered and counted in full")
-    return good
+    """Prompt plus output of limit-1 and of exactly limit must work, as streams and not, and be counted as sent. False: the counts cannot be
+    trusted."""
+    judged: list[tuple[Answer, bool]] = []
+    for stream, chat, total in product(_ways(scene), scene.target.kinds, (limit - 1, limit)):
+        if not _fits(scene, result, limit):
+            break
+        tokens = total - 1 - (0 if scene.target.gauge.exact else scene.target.gauge.slack(total))
+        label = f"prompt of {tokens}, {total} with output"
+        ask = scene.ask(_text(scene, tokens, chat), tokens=tokens, max_tokens=1, chat=chat, stream=stream, label=label)
+        patient = await ask_patiently(scene, ask, tokens)
+        scene.listen([patient.answer], result)
+        judged.append((patient.answer, judge_inside(scene, result, patient, limit, tokens)))
+        if hung(patient.answer):  # Each further one would take the whole time limit, and hold the server.
+            break
+    say_served(result, judged, limit)
+    return not any(answer.ok and short_count(scene, answer, answer.ask.prompt_tokens) for answer, _ in judged)
 
 
 async def _between(scene: Scene, result: ProbeResult, limit: int) -> None:
@@ -167,10 +168,8 @@ async def _between(scene: Scene, result: ProbeResult, limit: int) -> None:
     tokens = (pool + limit) // 2
     if not _fits(scene, result, tokens, booked=False):
         return
-    for stream in (False, True):
-        ask = scene.ask(
-            _text(scene, tokens, scene.target.plain), tokens=tokens, max_tokens=1, stream=stream, label="between pool and context"
-        )
+    for chat, stream in product(scene.target.kinds, _ways(scene)):
+        ask = scene.ask(_text(scene, tokens, chat), tokens=tokens, max_tokens=1, chat=chat, stream=stream, label="between pool and context")
         patient = await ask_patiently(scene, replace(ask, prompt_tokens=0), tokens)
         patient.answer.ask = ask
         scene.listen([patient.answer], result)
@@ -189,28 +188,27 @@ async def _over(scene: Scene, result: ProbeResult, limit: int) -> None:
     for tokens in (limit + 1 + slack, max(limit + 1 + slack, _far(limit))):
         if not _fits(scene, result, tokens, booked=False):
             return
-        for chat in scene.target.kinds:
-            for stream in (False, True):
-                label = f"over the limit of {limit}"
-                ask = scene.ask(_text(scene, tokens, chat), tokens=tokens, max_tokens=8, chat=chat, stream=stream, label=label)
-                patient = await ask_patiently(scene, replace(ask, prompt_tokens=0), tokens)  # A refusal costs no tokens: do not book them.
-                answer = patient.answer
-                answer.ask = ask
-                scene.listen([answer], result)
-                if answer.ok:
-                    found_accepted(scene, result, answer, tokens, limit, "the advertised context")
-                    continue
-                judge_failure(scene, result, patient, limit, inside=False)
-                refused += 400 <= answer.status < 500
-                if hung(answer):
-                    return
+        for chat, stream in product(scene.target.kinds, _ways(scene)):
+            label = f"over the limit of {limit}"
+            ask = scene.ask(_text(scene, tokens, chat), tokens=tokens, max_tokens=8, chat=chat, stream=stream, label=label)
+            patient = await ask_patiently(scene, replace(ask, prompt_tokens=0), tokens)  # A refusal costs no tokens: do not book them.
+            answer = patient.answer
+            answer.ask = ask
+            scene.listen([answer], result)
+            if answer.ok:
+                found_accepted(scene, result, answer, tokens, limit, "the advertised context")
+                continue
+            judge_failure(scene, result, patient, limit, inside=False)
+            refused += 400 <= answer.status < 500
+            if hung(answer):
+                return
     if refused and not result.findings:
         result.proved.append(f"{refused} prompts over the limit were refused with a 4xx, none was answered")
 
 
 async def _alive(scene: Scene, result: ProbeResult) -> None:
     """After all that, a small prompt must still be answered."""
-    ask = scene.ask(_text(scene, 64, scene.target.plain), tokens=64, label="small prompt after")
+    ask = scene.ask(_text(scene, _SMALL_TOKENS, scene.target.plain), tokens=_SMALL_TOKENS, label="small prompt after")
     answer = await scene.client.ask(ask)
     if hung(answer):  # A machine that has no time for a while is no server that hangs for good.
         answer = await scene.client.ask(ask)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from kvseal.audit.compare import Kind, compare, sureness
 from kvseal.audit.findings import Confidence, Finding, Grade, ProbeResult
@@ -23,13 +23,16 @@ _VICTIM_TOKENS = 96
 _LONG_TOKENS = 256
 _SETTLE_S = 8.0
 _QUIET_TRIES = 8
-_TRIES = 3
-_MOST_TRIES = 6
+_IDLE_ASKS = 5
+_CHUNKS = 8  # After so many pieces we hang up: enough to tell how fast they come.
+_LEAD = 3
+_MOST_TRIES = 9
+_LOOKS = 6  # At the metrics, in one try.
 
 
 def cost(target: Target, depth: Depth, concurrency: int) -> Cost:
     rounds, neighbours = _rounds(depth), _neighbours(concurrency)
-    requests = 2 * neighbours + rounds * (2 * neighbours + 2) + _MOST_TRIES * ((_QUIET_TRIES + 1) * concurrency + 1) + 8
+    requests = 2 * neighbours + rounds * (2 * neighbours + 2) + _MOST_TRIES * ((_QUIET_TRIES + 1) * concurrency + 1 + _LOOKS) + 8
     tokens = requests * (200 + _VICTIM_TOKENS) + _MOST_TRIES * concurrency * _LONG_TOKENS
     return Cost(requests + 20, tokens)
 
@@ -47,8 +50,10 @@ async def run(scene: Scene, result: ProbeResult) -> None:
         result.unproven.append("streams do not work here, so a client cannot hang up in the middle of one")
         return
     before = await read_metrics(scene.client) if scene.target.metrics else None
+    small = scene.ask(filler(8, scene.draw).lstrip(), tokens=24, max_tokens=1, stream=True, logprobs=False, label="small request")
+    idle_s = await _idle_s(scene, small)  # Before anybody hangs up: afterwards nobody knows whether the server is idle.
     await _neighbours_undisturbed(scene, result)
-    await _slots_come_back(scene, result)
+    await _slots_come_back(scene, result, small, idle_s)
     if before is not None:
         await _pages_come_back(scene, result, before.busy(), before.held())
     else:
@@ -162,57 +167,127 @@ def _killed(grade: Grade, said: str, answer: Answer) -> Finding:
     )
 
 
-async def _slots_come_back(scene: Scene, result: ProbeResult) -> None:
-    """Fills all places that we may use with long answers, hangs up on all, and times a small request."""
-    small = scene.ask(filler(8, scene.draw).lstrip(), tokens=24, max_tokens=1, stream=True, logprobs=False, label="small request")
-    idle = [await scene.client.ask(small) for _ in range(3)]
-    idle_s = median([answer.total_s for answer in idle if answer.ok] or [scene.client.settings.timeout_s])
-    blocked: list[tuple[float, float, Answer]] = []
-    told = 0  # Tries that could show something: the rest of the long answers would have taken far longer than a small request does.
-    for _ in range(_MOST_TRIES):
-        await _quiet(scene, small, idle_s)
-        long = [
-            scene.ask(
-                filler(24, scene.draw).lstrip(), tokens=48, max_tokens=_LONG_TOKENS, stream=True, logprobs=False, label="long, hangs up"
-            )
-            for _ in range(scene.concurrency)
-        ]
-        gone = await scene.client.ask_all([replace(ask, cancel_after_chunks=3) for ask in long])
-        pace_s = max((answer.total_s - (answer.first_s or 0.0) for answer in gone if answer.end is End.CANCELLED), default=0.0) / 2
-        rest_s = pace_s * _LONG_TOKENS
-        answer = await scene.client.ask(replace(small, label="small request after all hung up"))
-        if rest_s > max(4 * idle_s, 0.05):
-            told += 1
-            if not answer.ok or answer.total_s >= max(4 * idle_s, idle_s + 0.25 * rest_s):
-                blocked.append((answer.total_s, rest_s, answer))
-        if told >= _TRIES and (not blocked or 2 * len(blocked) > told):  # Slow answers among quick ones: more tries tell.
+async def _idle_s(scene: Scene, small: Ask) -> float:
+    """How long a small request takes while nothing else runs, by the median."""
+    answers = [await scene.client.ask(small) for _ in range(_IDLE_ASKS)]
+    return median([answer.total_s for answer in answers if answer.ok] or [scene.client.settings.timeout_s])
+
+
+@dataclass(frozen=True, slots=True)
+class _Try:
+    """What one round of hang-ups showed. `rest_s`: so long would the long answers still have run; `waited_s`: so long did somebody wait for
+    a place after one of them had hung up; `counted`: the server itself still counted them as running after a quarter of that time."""
+
+    rest_s: float
+    waited_s: float
+    counted: bool
+    waiter: Answer
+
+    def tells(self, idle_s: float) -> bool:
+        return self.rest_s > max(4 * idle_s, 0.05)
+
+    def blocked(self, idle_s: float) -> bool:
+        return self.counted or self.waited_s >= _patience_s(idle_s, self.rest_s)
+
+
+def _patience_s(idle_s: float, rest_s: float) -> float:
+    """A place that comes back does so well before the answer that held it would have ended."""
+    return max(4 * idle_s, idle_s + 0.25 * rest_s)
+
+
+async def _slots_come_back(scene: Scene, result: ProbeResult, small: Ask, idle_s: float) -> None:
+    """Fills all places that we may use with long answers, hangs up on all, and looks who waits for a place, until it is clear.
+
+    A machine without time makes a request slow now and then, and may let one through quickly: so the tries that say "blocked" must lead
+    those that say "free" by `_LEAD`, or the other way round. `small` and `idle_s` were measured before anybody hung up.
+    """
+    told: list[_Try] = []
+    lead, settle_s = 0, idle_s
+    for number in range(_MOST_TRIES):
+        await _quiet(scene, small, idle_s, settle_s)
+        one = await _hang_up_on_all(scene, small, idle_s)
+        if one.tells(idle_s):
+            told.append(one)
+            lead += 1 if one.blocked(idle_s) else -1
+            settle_s = one.rest_s if one.blocked(idle_s) else idle_s
+        if abs(lead) >= _LEAD or (number + 1 >= 2 * _LEAD and not told):
             break
-    if len(blocked) < 2 or 2 * len(blocked) <= told:
-        if told >= 2 and not blocked:
-            result.proved.append("after all long requests hung up, the next small one is answered without waiting for them")
-        else:
-            said = f"in {len(blocked)} of {told} tries that could tell the small request was slow after the hang-ups"
-            result.unproven.append(f"{said}: whether the server goes on for clients that have gone stays open")
+    blocked = [one for one in told if one.blocked(idle_s)]
+    if lead <= -_LEAD:
+        result.proved.append("after all long requests hung up, the next small one is answered without waiting for them")
+    elif lead >= _LEAD:
+        result.find(_keeps_generating(scene.concurrency, blocked, len(told), idle_s))
     else:
-        waited = median([wait_s for wait_s, _, _ in blocked])
-        result.find(
-            Finding(
-                "aborts.keeps-generating",
-                Grade.HONESTY,
-                Confidence.LIKELY,
-                "the server goes on generating for clients that hung up",
-                f"After {scene.concurrency} long requests hung up, a small one waited {waited:.2f} s in {len(blocked)}"
-                f" of {told} tries; idle it takes"
-                f" {idle_s:.2f} s, and the long ones would have run for about {median([rest for _, rest, _ in blocked]):.2f} s.",
-                "Notice the disconnect within a step, also for queued requests.",
-                (exhibit(blocked[-1][2]),),
-                ("https://github.com/vllm-project/vllm/issues/54947", "https://github.com/ggml-org/llama.cpp/issues/24496"),
-            )
-        )
+        said = f"in {len(blocked)} of {len(told)} tries that could tell somebody waited long after the hang-ups"
+        result.unproven.append(f"{said}: whether the server goes on for clients that have gone stays open; a quieter machine would tell")
 
 
-async def _quiet(scene: Scene, small: Ask, idle_s: float) -> None:
-    """Waits until as many small requests at once as we may send are answered quickly: every place is free. Gives up after a while."""
+async def _hang_up_on_all(scene: Scene, small: Ask, idle_s: float) -> _Try:
+    async def timed(ask: Ask) -> tuple[float, Answer]:
+        answer = await scene.client.ask(ask)
+        return time.monotonic(), answer
+
+    before = await _busy(scene)
+    long = [
+        scene.ask(filler(24, scene.draw).lstrip(), tokens=48, max_tokens=_LONG_TOKENS, stream=True, logprobs=False, label="long, hangs up")
+        for _ in range(scene.concurrency)
+    ]
+    ended = await asyncio.gather(*(timed(replace(ask, cancel_after_chunks=_CHUNKS)) for ask in long))
+    gone = [answer for _, answer in ended if answer.end is End.CANCELLED and answer.first_s is not None]
+    rest_s = median([(answer.total_s - (answer.first_s or 0.0)) / (_CHUNKS - 1) for answer in gone] or [0.0]) * _LONG_TOKENS
+    hung_up_s = time.monotonic()
+    after = await scene.client.ask(replace(small, label="small request after all hung up"))
+    waits = [(_waited_s(answer, end_s, ended), answer) for end_s, answer in ended]
+    waited_s, waiter = max([*waits, (after.total_s, after)], key=lambda wait: wait[0])
+    counted = waited_s < _patience_s(idle_s, rest_s) and await _still_counted(
+        scene, before, len(gone), hung_up_s + _patience_s(idle_s, rest_s)
+    )
+    return _Try(rest_s, waited_s, counted, waiter)
+
+
+def _waited_s(answer: Answer, end_s: float, ended: list[tuple[float, Answer]]) -> float:
+    """From the last hang-up of another one until `answer` began to come (it never did: until it was given up); 0 where none was before."""
+    first_s = end_s - answer.total_s + (answer.total_s if answer.first_s is None else answer.first_s)
+    return min((first_s - other_s for other_s, other in ended if other.end is End.CANCELLED and other_s < first_s), default=0.0)
+
+
+async def _busy(scene: Scene) -> float | None:
+    return (await read_metrics(scene.client)).busy() if scene.target.metrics else None
+
+
+async def _still_counted(scene: Scene, before: float | None, gone: int, until_s: float) -> bool:
+    """Does the server count at least half of those that hung up as running or waiting, at every look until `until_s`?"""
+    if before is None or not gone:
+        return False
+    for look in range(_LOOKS, 0, -1):
+        now = await _busy(scene)
+        if now is None or now - before < max(1.0, gone / 2):
+            return False
+        await asyncio.sleep(max(0.0, until_s - time.monotonic()) / look)
+    return True
+
+
+def _keeps_generating(concurrency: int, blocked: list[_Try], told: int, idle_s: float) -> Finding:
+    waited_s, rest_s = median([one.waited_s for one in blocked]), median([one.rest_s for one in blocked])
+    counted = sum(one.counted for one in blocked)
+    said = f", and in {counted} the server's metrics went on counting them" if counted else ""
+    return Finding(
+        "aborts.keeps-generating",
+        Grade.HONESTY,
+        Confidence.LIKELY,
+        "the server goes on generating for clients that hung up",
+        f"After {concurrency} long requests hung up, a place was waited for {waited_s:.2f} s (median) in {len(blocked)} of {told} tries"
+        f"{said}; idle a small request takes {idle_s:.2f} s, and the long ones would have run for about {rest_s:.2f} s.",
+        "Notice the disconnect within a step, also for queued requests.",
+        (exhibit(blocked[-1].waiter),),
+        ("https://github.com/vllm-project/vllm/issues/54947", "https://github.com/ggml-org/llama.cpp/issues/24496"),
+    )
+
+
+async def _quiet(scene: Scene, small: Ask, idle_s: float, rest_s: float) -> None:
+    """Waits as long as those that hung up would have run (`rest_s`, within bounds), and until as many small requests at once as we may send
+    are answered quickly: every place is free. Gives up after a while."""
+    await asyncio.sleep(min(rest_s, _SETTLE_S))
     for _ in range(_QUIET_TRIES):
         answers = await scene.client.ask_all([small] * scene.concurrency)
         if max(answer.total_s for answer in answers) < max(0.05, 2 * scene.concurrency * idle_s):

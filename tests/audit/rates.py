@@ -77,11 +77,14 @@ def _run_job(job: tuple[str, int]) -> dict[str, Any]:
         report = asyncio.run(run_one(fault, seed, traits=traits_for(fault, seed), only=(FAULTS[fault][0],), depth=Depth.QUICK))
     else:
         report = asyncio.run(run_one("", seed, traits=honest_traits(seed), timeout_s=20.0))
+    detected = found(fault, report) if fault else False
     return {
         "fault": fault,
         "seed": seed,
         "rules": [finding.rule for finding in report.findings],
-        "detected": found(fault, report) if fault else False,
+        "detected": detected,
+        # Why a switch was missed: what the probe says it could not tell.
+        "open": [text for result in report.results for text in result.unproven] if fault and not detected else [],
         "stopped": report.stopped,
         "requests": report.requests,
         "seconds": round(report.seconds, 2),

@@ -101,11 +101,6 @@ class Landing:
         self._layout = native_layout(geometry)
         self._scope = np.array(scope_words(scope), dtype=np.uint64)
 
-    def buffers(self, moves: Sequence[Move] | Claims) -> list[memoryview]:
-        """The destinations, each `page_bytes` long and writable, for a transport that reads a stream straight into them."""
-        claims = claims_of(moves)
-        return [self.memory[move.page].data for move in claims.moves]
-
     def provide(self, pages: Sequence[int]) -> None:
         """Has the system provide the memory of these pages now: a first write to a page that never was in memory waits for it, which takes
         longer than the copy. What stands there does not change."""
@@ -115,11 +110,19 @@ class Landing:
         """From the sender's arena as it is mapped here; every digest is that of the bytes as they are put in place. None: all are what
         was announced."""
         claims = claims_of(moves)
+        return self._put(source, claims.source_pages, claims)
+
+    def place(self, staged: Memory, moves: Sequence[Move] | Claims) -> PageFault | None:
+        """As `copy`, from a buffer of ours that holds these pages in their order, as a stream has brought them."""
+        claims = claims_of(moves)
+        return self._put(staged, np.arange(len(claims), dtype=np.int32), claims)
+
+    def _put(self, source: Memory, source_pages: npt.NDArray[np.int32], claims: Claims) -> PageFault | None:
         found = _native.copy_pages(
             layout=self._layout,
             memory=self.memory,
             source=source,
-            source_pages=claims.source_pages,
+            source_pages=source_pages,
             scope=self._scope,
             pages=claims.pages,
             nonces=claims.nonces,

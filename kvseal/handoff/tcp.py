@@ -1,9 +1,10 @@
 """Framed TCP between hosts: the receiver asks for pages and reads the answer straight into its own arena.
 
 Owns the data connections and their frames. The receiver alone writes its arena, and reads a page only after the header in front of it says
-exactly what was asked for; the fence shuts the connection and waits for the thread that reads. Every connection opens with the handshake of
-`auth`, inside TLS where contexts are given. Laws L3 (the sender compares each stamp with what was offered and with the seal before it
-sends; the receiver compares after), L8, L9.
+exactly what was asked for. A few pages at a time are read into a buffer that stays in the processor's cache, and are checked on their way
+from there to their places: a page goes through memory once. The fence shuts the connection and waits for the thread that reads. Every
+connection opens with the handshake of `auth`, inside TLS where contexts are given. Laws L3 (the sender compares each stamp with what was
+offered and with the seal before it sends; the receiver compares after), L8, L9.
 
 Frames, little-endian, over one connection, strictly in order::
 
@@ -23,6 +24,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
 
+import numpy as np
+
 from kvseal.core.errors import ConfigError
 from kvseal.handoff.auth import Dialer, Listener, checked_secret, dial, fill, listen, read_exactly
 from kvseal.handoff.door import HANDSHAKE_S, Door, shut
@@ -32,7 +35,9 @@ from kvseal.handoff.proof import Claims, Landing, Memory, Move, seal_nonces
 from kvseal.handoff.transport import FENCE_S, Source
 
 GROUP_BYTES = 2 * 2**20
-"""Sent behind one header; the receiver checks its pages while they are in its cache."""
+"""Sent behind one header."""
+STAGE_BYTES = 2**19
+"""Read and put in place at a time, or one page if that is more: no more than a core's own cache holds."""
 GROUP_PAGES = 256
 MAX_ENDPOINT_CHARS = 300
 _PURPOSE = "pages"
@@ -138,20 +143,27 @@ class _Stream:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._batches = count(1)
+        self._stage = np.empty((0, 0), dtype=np.uint8)
+
+    def _staging(self, page_bytes: int) -> Memory:
+        if self._stage.shape[1] != page_bytes:
+            self._stage = np.empty((max(1, STAGE_BYTES // page_bytes), page_bytes), dtype=np.uint8)
+        return self._stage
 
     def fetch(self, transfer: str, moves: Sequence[Move], landing: Landing) -> Iterator[int]:
         batch = next(self._batches)
         name = transfer.encode("ascii")
         stamps = packed_stamps(word for move in moves for word in (move.source_page, move.source_nonce))
         self._sock.sendall(_ASK.pack(_ASK_MAGIC, len(moves), batch, name) + stamps)
-        at, claims = 0, Claims(moves)
+        at, claims, stage = 0, Claims(moves), self._staging(landing.page_bytes)
         while at < len(moves):
             group = self._header(batch, len(moves) - at, landing.page_bytes)
-            part = claims.part(at, at + group)
-            _fill_all(self._sock, landing.buffers(part))
-            fault = landing.check(part)
-            if fault is not None:
-                raise FetchFailed("a page is not what was announced", fault)
+            for first in range(at, at + group, len(stage)):
+                part = claims.part(first, min(first + len(stage), at + group))
+                _fill(self._sock, stage[: len(part)].reshape(-1).data)
+                fault = landing.place(stage, part)
+                if fault is not None:
+                    raise FetchFailed("a page is not what was announced", fault)
             at += group
             yield group
 
@@ -242,17 +254,16 @@ def _tune(sock: socket.socket) -> None:
     # Buffer sizes are left to the system: setting one switches its own tuning off, and usually sets less.
 
 
-def _fill_all(sock: socket.socket, views: list[memoryview]) -> None:
-    """Reads straight into these buffers, as many at a time as the system takes."""
+def _fill(sock: socket.socket, view: memoryview) -> None:
+    """Reads until `view` is full, with as few calls as can be."""
     if isinstance(sock, ssl.SSLSocket):
-        for view in views:
-            fill(sock, view)
+        fill(sock, view)
         return
-    while views:
-        got = sock.recvmsg_into(views, 0, socket.MSG_WAITALL)[0]
+    while view:
+        got = sock.recv_into(view, 0, socket.MSG_WAITALL)
         if not got:
             raise ConnectionError("the sender closed the connection too early")
-        views = _rest(views, got)
+        view = view[got:]
 
 
 def _send_all(sock: socket.socket, views: list[memoryview]) -> None:

@@ -7,7 +7,7 @@ could do: the law must hold whatever the transport does. Laws L3, L8, L9.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 from kvseal.handoff.proof import Claims, Landing, Memory, Move, PageFault, claims_of
@@ -137,22 +137,22 @@ class FaultyLanding(Landing):
         self._transport = transport
         self._before: dict[int, bytes] = {}
 
-    def buffers(self, moves: Sequence[Move] | Claims) -> list[memoryview]:
-        self._remember(moves)
-        return self._inner.buffers(moves)
-
     def copy(self, source: Memory, moves: Sequence[Move] | Claims) -> PageFault | None:
-        self._remember(moves)
-        for move in claims_of(moves).moves:
-            self.memory[move.page] = source[move.source_page]
-        return self.check(moves)
+        claims = claims_of(moves)
+        return self._put_and_spoil(source, [move.source_page for move in claims.moves], claims)
+
+    def place(self, staged: Memory, moves: Sequence[Move] | Claims) -> PageFault | None:
+        claims = claims_of(moves)
+        return self._put_and_spoil(staged, range(len(claims)), claims)
+
+    def _put_and_spoil(self, source: Memory, source_pages: Iterable[int], claims: Claims) -> PageFault | None:
+        for move, source_page in zip(claims.moves, source_pages, strict=True):
+            self._before[move.page] = self.memory[move.page].tobytes()
+            self.memory[move.page] = source[source_page]
+        return self.check(claims)
 
     def check(self, moves: Sequence[Move] | Claims) -> PageFault | None:
         claims = claims_of(moves)
         before = [self._before.get(move.page, bytes(self.page_bytes)) for move in claims.moves]
         self._transport.spoil(self.memory, claims.moves, before)
         return self._inner.check(claims)
-
-    def _remember(self, moves: Sequence[Move] | Claims) -> None:
-        for move in claims_of(moves).moves:
-            self._before[move.page] = self.memory[move.page].tobytes()

@@ -24,7 +24,8 @@ _ALIASES = {
 
 @dataclass(frozen=True, slots=True)
 class Advisory:
-    """One published fault. `fixed` is the first good version, or empty when the record names only `last_affected`."""
+    """One published fault. `fixed` is the first good version, or empty when the record names only `last_affected`; `evidence` says how the
+    version was found where no record names it."""
 
     id: str
     package: str
@@ -35,6 +36,7 @@ class Advisory:
     introduced: str = "0"
     fixed: str = ""
     last_affected: str = ""
+    evidence: str = ""
 
     def affects(self, version: str) -> bool:
         """Is `version` one that has this fault? A version that cannot be read is not said to have it."""
@@ -75,6 +77,7 @@ def load(path: Path = _FILE) -> Advisories:
             introduced=raw.get("introduced", "0"),
             fixed=raw.get("fixed", ""),
             last_affected=raw.get("last_affected", ""),
+            evidence=raw.get("evidence", ""),
         )
         if not entry.sources or bool(entry.fixed) == bool(entry.last_affected):
             raise ValueError(f"{entry.id}: needs a source, and exactly one of 'fixed' and 'last_affected'")

@@ -187,7 +187,8 @@ def _advisory(advisory: Advisory, version: str) -> Finding:
         Grade.ADVISORY,
         Confidence.LIKELY,
         f"{advisory.package} {version}: {advisory.title}",
-        f"{advisory.id} ({advisory.grade}), {until}. It needs: {advisory.when}.",
+        f"{advisory.id} ({advisory.grade}), {until}. It needs: {advisory.when}."
+        + (f" How the version is known: {advisory.evidence}." if advisory.evidence else ""),
         f"Upgrade {advisory.package} to {advisory.fixed or 'a version after ' + advisory.last_affected}.",
         sources=advisory.sources,
     )

@@ -156,7 +156,7 @@ def _add_worker(commands: Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument("--name", help="what metrics and logs call it (default: role and address)")
     parser.add_argument("--http", metavar="HOST:PORT", help="also an HTTP API, for a front that speaks kv_transfer_params")
     parser.add_argument("--api-keys", type=Path, metavar="FILE", help="with --http: keys and their tenants, as of kvseal serve")
-    parser.add_argument("--transport", choices=TRANSPORTS, help="how pages go (default: tcp); nixl on private networks only")
+    parser.add_argument("--transport", choices=TRANSPORTS, help="how pages go (default: tcp); nixl: RDMA, or loopback")
     _add_link_options(parser)
     _add_engine_options(parser)
     parser.set_defaults(command=_worker)

@@ -63,7 +63,7 @@ class NodeConfig:
         if self.transport is not None:
             _one_of("--transport", self.transport, TRANSPORTS)
         if self.transport == "nixl" and self.tls is not None:
-            raise ConfigError("--transport nixl cannot use TLS: NIXL's own ports are not authenticated; leave one of the two out")
+            raise ConfigError("--transport nixl cannot use TLS: its pages do not go through connections of ours; leave one of the two out")
         if len(self.secret) < MIN_SECRET_BYTES:
             raise ConfigError(f"the shared secret has {len(self.secret)} bytes; it needs at least {MIN_SECRET_BYTES}")
 

@@ -6,8 +6,9 @@ the agent that made them has been destroyed, which is what a lane does when that
 False and the pages stay out of use. One agent per source and lane, so that destroying one costs nobody else anything; every agent's name
 is new, since a name that was known before is refused. Laws L3 (the landing compares after the bytes have come), L8, L9.
 
-NIXL's own ports are not authenticated: an agent whose host is a loopback address listens there alone; elsewhere it listens on whatever
-devices it picks, so run it on a private network. Registered memory is never unmapped while an agent lives: `close` first, the arena after.
+NIXL proves nothing about who connects. So an agent whose host is a loopback address listens there alone, and any other opens no port at all:
+it uses RDMA devices only, where a page is read with the key that our own authenticated link has brought, and who may send at all is the
+fabric's to say. Registered memory is never unmapped while an agent lives: `close` first, the arena after.
 """
 
 from __future__ import annotations
@@ -39,6 +40,12 @@ BATCH_PAGES = 64
 POLL_S = 0.0002
 DRAIN_S = 0.5
 """For the handles of an aborted transfer to become terminal; then their agent is destroyed."""
+_LOOPBACK_ALONE, _RDMA_ALONE = "NET_DEVICES=lo", "TLS=ib"
+"""Of UCX: its TCP would listen for anybody, on every device."""
+_UNAVAILABLE = (
+    "--transport nixl goes between machines over RDMA alone (UCX's TCP would listen for anybody), and UCX finds no RDMA device here; take"
+    " --transport tcp, which proves both ends, or --listen on a loopback address"
+)
 _MODULES = ("nixl_cu13._api", "nixl_cu12._api", "nixl._api")
 
 
@@ -157,7 +164,10 @@ class Nixl(Pulling):
         api = self._api
         config = api.nixl_agent_config(enable_prog_thread=False, backends=[], sync_mode=api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT)
         agent = api.nixl_agent(name, config)
-        agent.create_backend("UCX", {"engine_config": "NET_DEVICES=lo"} if self._inside else {})
+        try:
+            agent.create_backend("UCX", {"engine_config": _LOOPBACK_ALONE if self._inside else _RDMA_ALONE})
+        except self._errors() as error:
+            raise ConfigError(_UNAVAILABLE if not self._inside else f"NIXL cannot use UCX here ({type(error).__name__})") from None
         agent.register_memory([(_address(self._memory), self._memory.nbytes, 0, "")], "DRAM")
         return agent
 

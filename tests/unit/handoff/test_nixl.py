@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -50,6 +51,8 @@ class Agent:
 
     def create_backend(self, backend: str, asked: dict[str, str]) -> None:
         self.engine.asked.append((backend, asked))
+        if self.engine.refuses == "backend":
+            raise RefusedByEngine
 
     def register_memory(self, *_: object) -> None: ...
 
@@ -225,10 +228,26 @@ def test_the_sender_looks_after_the_engine_while_something_is_offered_and_only_t
     ("host", "inside"),
     [("127.0.0.1", True), ("localhost", True), ("::1", True), ("nowhere.invalid", True), ("10.0.0.1", False), ("0.0.0.0", False)],
 )
-def test_on_a_loopback_address_nothing_listens_elsewhere(host: str, inside: bool, engine: Engine) -> None:
+def test_beyond_a_loopback_address_no_port_is_opened(host: str, inside: bool, engine: Engine) -> None:
     made = nixl.Nixl(new_arena(GEOMETRY, 8).memory, incarnation=SENDER, host=host)
     made.close()
-    assert engine.asked == [("UCX", {"engine_config": "NET_DEVICES=lo"} if inside else {})]
+    assert engine.asked == [("UCX", {"engine_config": "NET_DEVICES=lo" if inside else "TLS=ib"})]
+
+
+@pytest.mark.parametrize(
+    ("host", "remedy"), [("127.0.0.1", "cannot use UCX here"), ("10.0.0.1", "no RDMA device here; take --transport tcp")]
+)
+def test_where_the_engine_finds_no_device_the_remedy_is_said(host: str, remedy: str, engine: Engine) -> None:
+    engine.refuses = "backend"
+    with pytest.raises(ConfigError, match=remedy):
+        nixl.Nixl(new_arena(GEOMETRY, 8).memory, incarnation=SENDER, host=host)
+
+
+@pytest.mark.skipif(not nixl.installed(), reason="the extra [nixl] is not installed")
+@pytest.mark.skipif(any(Path("/sys/class").glob("infiniband/*")), reason="there is an RDMA device here")
+def test_the_real_engine_opens_no_port_beyond_loopback() -> None:
+    with pytest.raises(ConfigError, match="no RDMA device"):
+        nixl.Nixl(new_arena(GEOMETRY, 8).memory, incarnation=SENDER, host="0.0.0.0")
 
 
 def test_reset_and_close_leave_no_agent(engine: Engine) -> None:

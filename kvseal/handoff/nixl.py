@@ -6,7 +6,7 @@ the agent that made them has been destroyed, which is what a lane does when that
 False and the pages stay out of use. One agent per source and lane, so that destroying one costs nobody else anything; every agent's name
 is new, since a name that was known before is refused. Laws L3 (the landing compares after the bytes have come), L8, L9.
 
-NIXL proves nothing about who connects. So an agent whose host is a loopback address listens there alone, and any other opens no port at all:
+NIXL proves nothing about who connects. So an agent whose host is a loopback address listens there alone, and any other opens no port:
 it uses RDMA devices only, where a page is read with the key that our own authenticated link has brought, and who may send at all is the
 fabric's to say. Registered memory is never unmapped while an agent lives: `close` first, the arena after.
 """

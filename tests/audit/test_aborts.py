@@ -25,7 +25,7 @@ def _answer(end: End, first_s: float | None, total_s: float) -> Answer:
     return Answer(Ask("x", max_tokens=1), end=end, status=200, first_s=first_s, total_s=total_s)
 
 
-def _tried(waited_s: float, *, rest_s: float = 1.0, counted: bool = False) -> _Try:
+def _tried(waited_s: float, *, rest_s: float = 1.0, counted: bool | None = None) -> _Try:
     return _Try(rest_s, waited_s, counted, _answer(End.ANSWERED, 0.01, 0.01))
 
 
@@ -43,8 +43,8 @@ def test_a_place_is_blocked_by_a_wait_or_by_the_servers_count() -> None:
     assert _tried(0.02).tells(0.02) and not _tried(0.02).tells(0.3)
 
 
-async def _slots(fault: str) -> ProbeResult:
-    traits = replace(traits_for("keeps-generating", 1), places=_ROOM)
+async def _slots(fault: str, *, metrics: bool = True) -> ProbeResult:
+    traits = replace(traits_for("keeps-generating", 1), places=_ROOM, metrics=metrics)
     async with Standin(fault, 1, traits).server() as server:
         settings = AuditSettings(ClientSettings(server.url, keys=traits.keys, timeout_s=4.0))
         async with Client(settings.client, Budget(settings.allowance)) as client:
@@ -61,4 +61,10 @@ def test_a_server_with_room_for_all_is_told_by_its_own_count() -> None:
 
 def test_an_honest_server_with_room_for_all_is_clean() -> None:
     result = asyncio.run(_slots(""))
-    assert result.findings == [] and len(result.proved) == 1
+    assert result.findings == [] and len(result.proved) == 1 and result.unproven == []
+
+
+def test_without_metrics_room_for_all_stays_open() -> None:
+    """Nobody waits there, whether the server goes on or not: that must not look proved."""
+    result = asyncio.run(_slots("keeps-generating", metrics=False))
+    assert result.findings == [] and "more places than the 4 requests" in result.unproven[0]

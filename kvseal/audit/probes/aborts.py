@@ -176,18 +176,19 @@ async def _idle_s(scene: Scene, small: Ask) -> float:
 @dataclass(frozen=True, slots=True)
 class _Try:
     """What one round of hang-ups showed. `rest_s`: so long would the long answers still have run; `waited_s`: so long did somebody wait for
-    a place after one of them had hung up; `counted`: the server itself still counted them as running after a quarter of that time."""
+    a place after one of them had hung up; `counted`: the server itself still counted them as running after a quarter of that time (None: it
+    does not say, or nobody looked)."""
 
     rest_s: float
     waited_s: float
-    counted: bool
+    counted: bool | None
     waiter: Answer
 
     def tells(self, idle_s: float) -> bool:
         return self.rest_s > max(4 * idle_s, 0.05)
 
     def blocked(self, idle_s: float) -> bool:
-        return self.counted or self.waited_s >= _patience_s(idle_s, self.rest_s)
+        return bool(self.counted) or self.waited_s >= _patience_s(idle_s, self.rest_s)
 
 
 def _patience_s(idle_s: float, rest_s: float) -> float:
@@ -215,6 +216,11 @@ async def _slots_come_back(scene: Scene, result: ProbeResult, small: Ask, idle_s
     blocked = [one for one in told if one.blocked(idle_s)]
     if lead <= -_LEAD:
         result.proved.append("after all long requests hung up, the next small one is answered without waiting for them")
+        if all(one.counted is None for one in told):
+            result.unproven.append(
+                f"if the server has more places than the {scene.concurrency} requests that may be sent at once, only its metrics could show"
+                " whether it goes on for clients that have gone, and they do not say"
+            )
     elif lead >= _LEAD:
         result.find(_keeps_generating(scene.concurrency, blocked, len(told), idle_s))
     else:
@@ -239,9 +245,8 @@ async def _hang_up_on_all(scene: Scene, small: Ask, idle_s: float) -> _Try:
     after = await scene.client.ask(replace(small, label="small request after all hung up"))
     waits = [(_waited_s(answer, end_s, ended), answer) for end_s, answer in ended]
     waited_s, waiter = max([*waits, (after.total_s, after)], key=lambda wait: wait[0])
-    counted = waited_s < _patience_s(idle_s, rest_s) and await _still_counted(
-        scene, before, len(gone), hung_up_s + _patience_s(idle_s, rest_s)
-    )
+    patience_s = _patience_s(idle_s, rest_s)
+    counted = await _still_counted(scene, before, len(gone), hung_up_s + patience_s) if waited_s < patience_s else None
     return _Try(rest_s, waited_s, counted, waiter)
 
 
@@ -255,13 +260,13 @@ async def _busy(scene: Scene) -> float | None:
     return (await read_metrics(scene.client)).busy() if scene.target.metrics else None
 
 
-async def _still_counted(scene: Scene, before: float | None, gone: int, until_s: float) -> bool:
-    """Does the server count at least half of those that hung up as running or waiting, at every look until `until_s`?"""
-    if before is None or not gone:
-        return False
+async def _still_counted(scene: Scene, before: float | None, gone: int, until_s: float) -> bool | None:
+    """Does the server count at least half of those that hung up as busy, at every look until `until_s`? None: it counts nobody."""
     for look in range(_LOOKS, 0, -1):
         now = await _busy(scene)
-        if now is None or now - before < max(1.0, gone / 2):
+        if before is None or now is None or not gone:
+            return None
+        if now - before < max(1.0, gone / 2):
             return False
         await asyncio.sleep(max(0.0, until_s - time.monotonic()) / look)
     return True
@@ -269,7 +274,7 @@ async def _still_counted(scene: Scene, before: float | None, gone: int, until_s:
 
 def _keeps_generating(concurrency: int, blocked: list[_Try], told: int, idle_s: float) -> Finding:
     waited_s, rest_s = median([one.waited_s for one in blocked]), median([one.rest_s for one in blocked])
-    counted = sum(one.counted for one in blocked)
+    counted = sum(one.counted is True for one in blocked)
     said = f", and in {counted} the server's metrics went on counting them" if counted else ""
     return Finding(
         "aborts.keeps-generating",

@@ -66,6 +66,11 @@ def test_streams_that_are_not_counted_are_not_claimed_to_be() -> None:
     assert any(said.endswith("counted in full, without streaming and as streams") for said in counted.proved) and not counted.unproven
 
 
+def test_a_stream_without_logprobs_is_not_claimed_to_be_the_same() -> None:
+    (result, *_) = _audited(Traits(logprobs=False)).results
+    assert result.findings == [] and not any(said.startswith("as a stream") for said in result.proved)
+
+
 def test_where_streams_do_not_work_nothing_is_said_about_them() -> None:
     standin = Standin("", 1, Traits())
 
@@ -86,6 +91,8 @@ def _judged(stream: bool, **answer: object) -> tuple[list[Finding], bool]:
     scene = Scene(Client(ClientSettings("http://127.0.0.1:9/v1"), Budget(Allowance())), target, Aviary(draw), draw)
     whole = Answer(Ask("x", max_tokens=1, stream=stream, prompt_tokens=LIMIT - 1), status=200, text="a", finish_reason="length")
     whole.prompt_tokens, whole.completion_tokens = LIMIT - 1, 1
+    whole.done_seen = True
+    scene.client.answers.append(Answer(Ask("small", stream=True), status=200, text="a", finish_reason="length", done_seen=True))
     result = ProbeResult("limits", "")
     good = judge_inside(scene, result, Patient(replace(whole, **answer)), LIMIT, LIMIT - 1)  # type: ignore[arg-type]
     return result.findings, good
@@ -99,6 +106,7 @@ def _judged(stream: bool, **answer: object) -> tuple[list[Finding], bool]:
         ({"prompt_tokens": LIMIT // 2}, "limits.silent-truncation", "proven"),
         ({"end": End.CUT, "finish_reason": None}, "limits.broken-answer", "proven"),
         ({"end": End.MALFORMED}, "limits.broken-answer", "proven"),
+        ({"done_seen": False}, "limits.broken-answer", "proven"),
         ({"end": End.TIMEOUT}, "limits.hang", "likely"),
         ({"end": End.REFUSED, "status": 500}, "limits.server-error", "proven"),
         ({"end": End.REFUSED, "error_in_stream": True, "error_message": "no pages"}, "limits.advertised-not-servable", "proven"),

@@ -23,6 +23,9 @@ def judge_inside(scene: Scene, result: ProbeResult, patient: Patient, limit: int
         found_truncation(result, answer, tokens)
     elif answer.ok and _empty(answer):
         _found_empty(result, answer, tokens, limit, "the advertised context", over=False)
+    elif answer.ok and _without_end(scene, answer):
+        why = f"the stream gave finish_reason {answer.finish_reason!r} and stopped without [DONE], which other streams of this server say"
+        result.find(_broken(answer, "at", f"{tokens} prompt tokens against a limit of {limit}: {why}."))
     elif answer.ok or _refused_near(answer, limit):
         return True
     else:
@@ -98,15 +101,25 @@ def _not_refused(scene: Scene, patient: Patient, limit: int, where: str) -> Find
             "Validate and admit before the first byte, so that a refusal is a 4xx.",
             (exhibit(answer),),
         )
+    return _broken(answer, where, f"{about}: {answer.end.value}, {answer.note or answer.error_message[:200]}.")
+
+
+def _broken(answer: Answer, where: str, proof: str) -> Finding:
     return Finding(
         "limits.broken-answer",
         Grade.LIMIT,
         Confidence.PROVEN,
         f"a prompt {where} the limit breaks the connection or the answer",
-        f"{about}: {answer.end.value}, {answer.note or answer.error_message[:200]}.",
+        proof,
         "Serve what is advertised, with its finish reason and its end." if where == "at" else "Refuse with a 4xx and an error body.",
         (exhibit(answer),),
     )
+
+
+def _without_end(scene: Scene, answer: Answer) -> bool:
+    """A stream that stops after its finish reason, where this server ends others with [DONE]: what came last was lost."""
+    others = (other for other in scene.client.answers if other.ask.stream and other is not answer)
+    return answer.ask.stream and not answer.done_seen and any(other.ok and other.done_seen for other in others)
 
 
 def _began(answer: Answer) -> str:

@@ -88,8 +88,9 @@ def _same_as_stream(result: ProbeResult, far: _Moves, tokens: int, floor: float)
                 ("https://github.com/ollama/ollama/issues/3839",),
             )
         )
-    elif kinds == {Kind.UNKNOWN}:
-        result.unproven.append(f"as a stream, a prompt of {tokens} tokens got another text; without logprobs nobody can say why")
+    elif not streamed.steps:
+        same = "the same text, which proves little" if Kind.SAME in kinds else "another text, and nobody can say why"
+        result.unproven.append(f"as a stream, a prompt of {tokens} tokens got {same} without logprobs")
     else:
         result.proved.append(f"as a stream, a prompt of {tokens} tokens gets the answer that it gets without streaming")
 

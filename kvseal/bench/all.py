@@ -40,6 +40,7 @@ BENCHMARKS: dict[str, tuple[str, ...]] = {
     "noreuse": ("6",),
     "stall": ("10",),
     "split": ("11",),
+    "handoff": ("handoff",),
     "simulator": ("12",),
     "safety": ("15",),
 }

@@ -11,6 +11,7 @@ BENCHMARKS = {
     "decode": "whole decode steps against the memory's speed (figure 9)",
     "fit": "the latency model of this machine, for kvseal place",
     "growth": "how costs grow with requests, lengths and pages",
+    "handoff": "what a hand-off adds to the time to the first token",
     "hits": "how much of what could be reused is reused (figure 4)",
     "kernels": "how fast the native kernels are",
     "linear": "linear kernels against what a core can do (figure 13)",

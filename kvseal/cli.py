@@ -285,14 +285,14 @@ def _serve_config(options: argparse.Namespace, engine: EngineConfig, fleet: Flee
 
 
 def _worker(options: argparse.Namespace) -> int:
-    from kvseal.node.channel import address_of
+    from kvseal.node.channel import address_of, every_address
     from kvseal.node.models import model_name, resolve_model
     from kvseal.serve.worker import run_worker
 
     if options.api_keys is not None and not options.http:
         raise ConfigError("--api-keys are for the HTTP API of a worker; give --http HOST:PORT as well, or leave them out")
     host, port = address_of(options.listen, "--listen")
-    if host in ("0.0.0.0", "::"):
+    if every_address(host):
         raise ConfigError(f"--listen {options.listen}: give the address that the other nodes reach; they are told it")
     tls = _tls_files(options)
     node = NodeConfig(

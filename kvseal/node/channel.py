@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import ipaddress
+import socket
 import ssl
 import struct
 
@@ -113,3 +115,12 @@ def address_of(text: str, flag: str) -> tuple[str, int]:
     if not colon or not host or not port.isdigit() or not 0 <= int(port) < 65_536:
         raise ConfigError(f"{flag}: {text!r} is no HOST:PORT")
     return host.strip("[]"), int(port)
+
+
+def every_address(host: str) -> bool:
+    """Whether this host is all addresses of the machine, however that is written: others cannot reach it by that name."""
+    try:
+        found = {str(info[4][0]).partition("%")[0] for info in socket.getaddrinfo(host, None)}
+    except OSError:
+        return False  # whoever listens there is told so
+    return any(ipaddress.ip_address(address).is_unspecified for address in found)

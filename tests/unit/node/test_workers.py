@@ -14,7 +14,7 @@ from kvseal.core.errors import ConfigError, SetupError
 from kvseal.core.events import TokensEvent
 from kvseal.core.outcome import Completed
 from kvseal.lab.rig import truth
-from kvseal.node.channel import Channel, address_of
+from kvseal.node.channel import Channel, address_of, every_address
 from kvseal.node.messages import Ping, ProtocolBroken, decode_to_engine, frame
 from kvseal.node.remote import RemoteNode
 from kvseal.node.router import Router
@@ -29,6 +29,16 @@ def test_addresses() -> None:
     for wrong in ("", "host", "host:", ":7000", "host:port", "host:70000"):
         with pytest.raises(ConfigError):
             address_of(wrong, "--listen")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "0", "0.0", "0x0", "::", "::0", "0:0:0:0:0:0:0:0"])
+def test_every_address_is_none_that_others_reach(host: str) -> None:
+    assert every_address(host)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "10.0.0.1", "nowhere.invalid"])
+def test_one_address_is_one(host: str) -> None:
+    assert not every_address(host)
 
 
 # --- the channel ---

@@ -43,3 +43,9 @@ def test_the_keys_of_a_worker_are_those_of_a_server(tmp_path: Path, monkeypatch:
     assert main(worker(tmp_path, "--http", "127.0.0.1:0", "--api-keys", str(keys))) == 0
     (config,) = found
     assert config.http is not None and config.http.api_keys == keys
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "0", "[::]", "[::0]"])
+def test_a_worker_names_an_address_that_others_reach(host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(worker(tmp_path, "--listen", f"{host}:7000")) == 2
+    assert "give the address that the other nodes reach" in capsys.readouterr().err

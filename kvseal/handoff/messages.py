@@ -79,7 +79,7 @@ class Reason(StrEnum):
     NEVER_FITS = "never_fits"
     """The receiver's pool can never hold the request (L1)."""
     NO_ROOM = "no_room"
-    """The receiver has no pages for it now."""
+    """The receiver has no pages for it now, and nobody waits for it there."""
     FORMAT = "format"
     """Weights, KV dtype or layout differ (L10)."""
     SCOPE = "scope"

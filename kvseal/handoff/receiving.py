@@ -49,6 +49,7 @@ class _In:
     tokens: PackedTokens
     scope: Scope
     landing: Landing
+    waits: bool
     asked_s: float = 0.0
     """When the Intent came."""
     grant: Grant | None = None
@@ -97,9 +98,11 @@ class Receiving:
         deadline_s: float,
         now_s: float,
         valid_tokens: int | None = None,
+        waits: bool = True,
     ) -> None:
         """The sequence whose pages `sender` (an incarnation) will hand over; its Intent may come, or has come. `valid_tokens`: exactly so
-        many of its tokens; None: as many as the Intent says. Raises `LawBroken` (L11) for an id that is known here."""
+        many of its tokens; None: as many as the Intent says. Not `waits`: nobody waits for it, and its sender holds pages for it,
+        so without room at once it is refused. Raises `LawBroken` (L11) for an id that is known here."""
         if handoff in self._in or handoff in self._over:
             raise LawBroken(Law.L11, f"hand-off {handoff} is expected a second time")
         packed, geometry = pack_tokens(tokens), self._kv.geometry
@@ -118,7 +121,7 @@ class Receiving:
             transport=self._transport.name,
         )
         session = ReceiveSession(terms, key=self._key, patience=self._patience, now_s=now_s)
-        self._in[handoff] = _In(session, packed, scope, Landing(self._memory, geometry, scope))
+        self._in[handoff] = _In(session, packed, scope, Landing(self._memory, geometry, scope), waits)
         early = self._early.pop(handoff, None)
         if early is not None:
             self._do(handoff, session.receive(early[0], now_s), now_s)
@@ -257,7 +260,7 @@ class Receiving:
                 raise LawBroken(Law.L9, f"{type(action).__name__} is no action of a receiver")
 
     def _lease(self, one: _In, handoff: str, now_s: float) -> None:
-        """All pages or none; None now means to ask again at the next turn, until the deadline (L1)."""
+        """All pages or none; none now means to ask again at the next turn, until the deadline, if somebody waits (L1)."""
         kv, session = self._kv, one.session
         valid_tokens = session.valid_tokens
         if self._pages_in_doubt() >= self._cap_pages:
@@ -272,9 +275,12 @@ class Receiving:
         tokens = PackedTokens(one.tokens.data[: TOKEN_BYTES * valid_tokens] + bytes(TOKEN_BYTES))
         cached = kv.probe(one.scope, tokens)
         grant = kv.admit(RequestId(handoff), one.scope, tokens, first_tokens=valid_tokens - cached)
-        if grant is None:
+        if grant is None and one.waits:
             return
         one.wants_pages = False
+        if grant is None:
+            self._do(handoff, session.refused(Reason.NO_ROOM, f"{session.pages} pages do not fit now, and nobody waits for them"), now_s)
+            return
         one.grant = grant
         one.ticket = kv.pool.ticket(grant.lease.stamps)
         folds = [kv.pool.digest(page) for page in grant.pin.stamps[::2]]

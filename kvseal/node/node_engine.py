@@ -127,7 +127,7 @@ class NodeEngine(Engine):
             case p.Give():
                 self._give(message)
             case p.Take(handoff, scope, tokens, sender, timeout_s):
-                self._expect(handoff, scope, tokens, sender, timeout_s)
+                self._expect(handoff, scope, tokens, sender, timeout_s, waits=False)
             case p.Relay(handoff, _, body):
                 self._relayed(handoff, body)
             case p.PeerGone(incarnation):
@@ -315,12 +315,12 @@ class NodeEngine(Engine):
         verdict = self.kv.verdict(len(request.prompt_tokens), request.max_output_tokens)
         return self._elsewhere.refuse(verdict.error()) if isinstance(verdict, NeverFits) else None
 
-    def _expect(self, handoff: str, scope: Scope, tokens: tuple[int, ...], sender: str, timeout_s: float) -> bool:
+    def _expect(self, handoff: str, scope: Scope, tokens: tuple[int, ...], sender: str, timeout_s: float, *, waits: bool = True) -> bool:
         """False: the id has been used. Whoever uses it again gets no hand-off; the first is not disturbed."""
-        if self._receiving.knows(handoff):
-            return False
-        self._receiving.expect(handoff, sender=sender, scope=scope, tokens=tokens, deadline_s=timeout_s, now_s=self._clock.now_s())
-        return True
+        now_s, known = self._clock.now_s(), self._receiving.knows(handoff)
+        if not known:
+            self._receiving.expect(handoff, sender=sender, scope=scope, tokens=tokens, deadline_s=timeout_s, now_s=now_s, waits=waits)
+        return not known
 
     def _arrived(self, end: End) -> None:
         request_id = self._request_of.get(end.handoff)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvseal.core.errors import ContextLengthExceeded, DeadlineExceeded, KVTransferFailed
+from kvseal.core.ids import RequestId
 from kvseal.core.outcome import Cancelled, Completed, Failed, Refused
 from kvseal.core.request import SamplingParams
 from kvseal.handoff.messages import PROTOCOL_VERSION
@@ -84,6 +85,23 @@ def test_an_answer_is_brought_back_for_the_next_turn() -> None:
     second = [*turn, *prompt(7, 25)]
     heard = answered(pair, "request-2", second)
     assert heard.tokens == truth(second, 6) and heard.cached_tokens == 48
+    pair.settled()
+
+
+def test_an_answer_that_finds_no_room_is_not_waited_for() -> None:
+    """Its pages on the node that answered would be held as long, and a deadline that passes is an alarm."""
+    pair = Pair(prefill={"pages": 8})
+    first = answered(pair, "request-1", prompt(6, 30), 20)
+    turn = (*prompt(6, 30), *first.tokens)
+    held = pair.prefill.kv.admit(RequestId("busy"), OTHER_SCOPE, prompt(9, 50), first_tokens=50)
+    assert held is not None
+    pair.prefill.take(p.Take("back-1-of-1", SCOPE, turn, pair.decode.incarnation, 10.0))
+    pair.decode.take(p.Give("back-1-of-1", SCOPE, turn, pair.prefill.incarnation, 10.0))
+    began_s = pair.clock.now_s()
+    pair.run(checked=False)
+    assert pair.clock.now_s() - began_s < 1.0
+    assert pair.prefill.stats().handoff["failed_no_room"] == pair.decode.stats().handoff["failed_no_room"] == 1
+    pair.prefill.kv.drop(held)
     pair.settled()
 
 

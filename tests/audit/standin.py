@@ -41,6 +41,7 @@ FAULTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "stream-short-at-limit": ("limits", ("limits.silent-truncation",)),
     "stream-truncated-full-usage": ("limits", ("limits.stream-differs",)),
     "stream-cut-at-limit": ("limits", ("limits.broken-answer",)),
+    "stream-unended-at-limit": ("limits", ("limits.broken-answer",)),
     "stream-hangs-at-limit": ("limits", ("limits.hang",)),
     "stream-error-at-limit": ("limits", ("limits.advertised-not-servable",)),
     "slot-not-cleared": ("leak", ("leak.canary",)),
@@ -558,6 +559,9 @@ class Standin:
         await http.event({**head, "choices": [self._choice([], body, chat, delta=True, finish=one.finish)], "usage": None})
         if self.fault == "stream-hangs-at-limit" and one.near:
             await http.gone.wait()
+        if self.fault == "stream-unended-at-limit" and one.near:
+            await http.end_stream()
+            return
         if self.traits.stream_usage:
             await http.event({**head, "choices": [], "usage": self._usage(one)})
         await http.event("[DONE]")

@@ -17,6 +17,7 @@ import csv
 import json
 import random
 import re
+import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -33,7 +34,9 @@ _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[ T]")
 _LONG_FRACTION = re.compile(r"(\.[0-9]{6})[0-9]+")
 JSON_FIELDS = ("input_length", "output_length")
 READ_AT_MOST = 200_000
-"""Rows of a file that are looked at."""
+"""Requests of a file that are used, from where the window begins; of a longer one the report says so."""
+MOST = 1e15
+"""Of any number in a trace: milliseconds since 1970 are fewer."""
 TICKED_SHARE = 0.5
 """Where more arrivals than this share bear the time of the one before, times are taken as ticks of a coarse clock."""
 
@@ -124,26 +127,26 @@ def fixed(prompt_tokens: int, output_tokens: int) -> Trace:
 def read_trace(path: Path, *, skip: int = 0, requests: int | None = None) -> Trace:
     """Rows `skip` to `skip` + `requests` of a file. Raises `ConfigError` that names the line and the field."""
     try:
-        with path.open(encoding="utf-8", newline="") as lines:
+        with path.open(encoding="utf-8-sig", newline="") as lines:
             rows = _csv_jobs(lines) if path.suffix.lower() == ".csv" else _json_jobs(lines)
-            stop = READ_AT_MOST if requests is None else skip + requests
-            jobs = list(islice(rows, skip, min(stop, READ_AT_MOST)))
+            jobs = list(islice(rows, skip, skip + min(READ_AT_MOST if requests is None else requests, READ_AT_MOST)))
+            cut = len(jobs) == READ_AT_MOST != requests and next(rows, None) is not None
     except OSError as error:
         raise ConfigError(f"the trace {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"the trace {path} is no text: byte {error.start} is no valid UTF-8") from error
-    except ConfigError as error:
+    except (ConfigError, csv.Error) as error:
         raise ConfigError(f"{path.name}: {error}") from error
     if not jobs:
         raise ConfigError(f"{path.name}: the trace holds no request" + (f" after row {skip}" if skip else ""))
     block_tokens = max(job.block_tokens for job in jobs)  # one size for the file; a row with few blocks leaves it open
     jobs = [job._replace(block_tokens=block_tokens) if job.blocks else job for job in jobs]
-    timed = len(jobs) > 1 and jobs[-1].at_s > jobs[0].at_s
-    if any(later.at_s < earlier.at_s for earlier, later in pairwise(jobs)):
-        jobs.sort(key=lambda job: job.at_s)
+    jobs.sort(key=lambda job: job.at_s)
+    timed = jobs[-1].at_s > jobs[0].at_s
     same = sum(later.at_s == earlier.at_s for earlier, later in pairwise(jobs))
     spread = timed and same > TICKED_SHARE * len(jobs)
-    return Trace(path.name, tuple(_spread(jobs) if spread else jobs), timed, spread)
+    name = f"{path.name} (no more than {READ_AT_MOST} requests of it: choose others with --skip and --rows)" if cut else path.name
+    return Trace(name, tuple(_spread(jobs) if spread else jobs), timed, spread)
 
 
 def _spread(jobs: list[Job]) -> Iterable[Job]:
@@ -204,7 +207,7 @@ def _json_jobs(lines: Iterable[str]) -> Iterator[Job]:
         where = f"line {number}"
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{where} is no JSON; a trace that is no .csv has one JSON object a line") from error
         if not isinstance(row, dict):
             raise ConfigError(f"{where} is no JSON object")
@@ -243,7 +246,7 @@ def _turns(turns: object, where: str) -> Iterator[Job]:
         raise ConfigError(f"turns of {where} is no list")
     before = 0
     for turn in turns:
-        if not isinstance(turn, list) or len(turn) != 2 or not isinstance(turn[1], int):
+        if not isinstance(turn, list) or len(turn) != 2 or type(turn[1]) is not int or not 0 <= turn[1] <= 10**8:
             raise ConfigError(f"a turn of {where} is no pair of speaker and tokens")
         if turn[0] == "g" and before and turn[1]:
             yield Job(0.0, before, turn[1])
@@ -253,16 +256,16 @@ def _turns(turns: object, where: str) -> Iterator[Job]:
 def _number(row: Mapping[str, object], name: str, where: str) -> float:
     value = row.get(name)
     try:
-        number = float(value) if isinstance(value, int | float | str) else float("nan")
-    except ValueError:
+        number = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else float("nan")
+    except (ValueError, OverflowError):
         number = float("nan")
-    if not 0 <= number < 1e12:
-        raise ConfigError(f"{name} of {where} is {value!r}; it must be a number from 0 on")
+    if not 0 <= number < MOST:
+        raise ConfigError(f"{name} of {where} is {reprlib.repr(value)}; it must be a number from 0 to {MOST:g}")
     return number
 
 
 def _whole(row: Mapping[str, object], name: str, where: str, low: int) -> int:
     number = _number(row, name, where)
     if number != int(number) or not low <= number <= 10**8:
-        raise ConfigError(f"{name} of {where} is {row.get(name)!r}; it must be a whole number of at least {low}")
+        raise ConfigError(f"{name} of {where} is {row.get(name)!r}; it must be a whole number from {low} to {10**8}")
     return int(number)

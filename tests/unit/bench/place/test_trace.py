@@ -55,6 +55,24 @@ def test_json_lines_with_blocks(tmp_path: Path) -> None:
     assert trace.jobs[1].blocks == (0, 1)
 
 
+def test_a_log_in_any_order_has_its_times(tmp_path: Path) -> None:
+    """Newest first, in milliseconds since 1970, behind a byte order mark."""
+    rows = "".join(f'{{"timestamp": {1_764_500_000_000 + at}, "input_length": {at}, "output_length": 1}}\n' for at in (5000, 2000, 3000))
+    trace = read_trace(write(tmp_path, "a.jsonl", "\ufeff" + rows))
+    assert trace.timed and trace.rate == pytest.approx(2 / 3)
+    assert [job.prompt_tokens for job in trace.jobs] == [2000, 3000, 5000]
+    assert [job.at_s for job in trace.as_recorded(3)] == pytest.approx([0.0, 1.0, 3.0])
+
+
+def test_of_a_long_file_a_window_is_used_and_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvseal.bench.place.trace.READ_AT_MOST", 3)
+    path = write(tmp_path, "a.csv", "input_tokens,output_tokens\n" + "".join(f"{at},1\n" for at in range(1, 8)))
+    first, later, last, asked = read_trace(path), read_trace(path, skip=2), read_trace(path, skip=4), read_trace(path, skip=5, requests=2)
+    assert [job.prompt_tokens for job in later.jobs] == [3, 4, 5] and [job.prompt_tokens for job in last.jobs] == [5, 6, 7]
+    assert "no more than 3 requests" in first.name and "no more than 3" in later.name and last.name == asked.name == "a.csv"
+    assert [job.prompt_tokens for job in asked.jobs] == [6, 7]
+
+
 def test_conversations_become_a_request_for_each_reply(tmp_path: Path) -> None:
     trace = read_trace(
         write(tmp_path, "a.jsonl", '{"i": 0, "turns": [["h", 30], ["g", 200], ["h", 10], ["g", 5]]}\n{"turns": [["g", 9]]}\n')
@@ -69,7 +87,7 @@ def test_conversations_become_a_request_for_each_reply(tmp_path: Path) -> None:
         ("a.csv", "", "found: none"),
         ("a.csv", "input_tokens,output_tokens\n", "holds no request"),
         ("a.csv", "input_tokens,output_tokens\n1,2\nx,2\n", "input_tokens of line 3 is 'x'"),
-        ("a.csv", "input_tokens,output_tokens\n0,2\n", "at least 1"),
+        ("a.csv", "input_tokens,output_tokens\n0,2\n", "from 1 to"),
         ("a.csv", "input_tokens,output_tokens,t_s\n1,2,-1\n", "t_s of line 2"),
         ("a.csv", "input_tokens,output_tokens\n1.5,2\n", "whole number"),
         ("a.csv", "input_tokens,output_tokens\n1\n", "output_tokens of line 2 is None"),
@@ -83,7 +101,12 @@ def test_conversations_become_a_request_for_each_reply(tmp_path: Path) -> None:
         ("a.jsonl", '{"input_length": 4, "output_length": 1, "hash_ids": ["a"]}\n', "hash_ids of line 1"),
         ("a.jsonl", '{"turns": [1]}\n', "a turn of line 1"),
         ("a.jsonl", '{"turns": 1}\n', "turns of line 1"),
-        ("a.jsonl", '{"input_length": true, "output_length": NaN}\n', "output_length"),
+        ("a.jsonl", '{"input_length": 4, "output_length": NaN}\n', "output_length"),
+        ("a.jsonl", '{"input_length": true, "output_length": 1}\n', "input_length of line 1 is True"),
+        ("a.jsonl", '{"input_length": 1' + "0" * 400 + ', "output_length": 1}\n', "from 0 to"),
+        ("a.jsonl", '{"turns": [["h", -5], ["g", 3]]}\n', "a turn of line 1"),
+        ("a.jsonl", "[" * 100_000 + "\n", "line 1 is no JSON"),
+        ("a.csv", "input_tokens,output_tokens,x\n1,2," + "y" * 200_000 + "\n", "field limit"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, name: str, text: str, words: str) -> None:

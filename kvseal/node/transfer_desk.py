@@ -2,7 +2,7 @@
 
 Owns what the two workers tell each other through the front, and the link over which the second fetches from the first. What comes from a
 front is a claim: it must bear a proof under the secret that the workers share, so that no caller can make a worker connect anywhere else
-(and the pages prove themselves, as always: L9). A source that is gone or has evicted the prefix costs a recomputation, nothing more.
+(and the pages prove themselves, as always: L9). A source that is gone, stands still or has evicted the prefix costs a recomputation.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from kvseal.core.errors import Forbidden, InvalidRequest, SetupError
 from kvseal.core.request import Request
 from kvseal.node import messages as m
 from kvseal.node import peer_messages as p
-from kvseal.node.link_server import LinkServer
+from kvseal.node.fleet import LOOK_EVERY_S
+from kvseal.node.link_server import RECENT_S, LinkServer
 from kvseal.node.node_client import NodeClient
 from kvseal.node.remote import RemoteNode
+from kvseal.node.router import FROZEN_AFTER_S
 from kvseal.node.stream import RequestStream
 
 FETCH_TIMEOUT_S = 30.0
@@ -104,12 +106,12 @@ class TransferDesk:
         handoff = f"t-{secrets.token_hex(8)}"
         stream = self._node.stream(request.request_id, p.Receive(request, handoff, source.incarnation, FETCH_TIMEOUT_S))
         if not stream.ended:
-            task = asyncio.create_task(self._fetch(request, handoff, source, card.incarnation))
+            task = asyncio.create_task(self._fetch(request, stream, handoff, source, card.incarnation))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         return stream
 
-    async def _fetch(self, request: Request, handoff: str, source: Source, incarnation: str) -> None:
+    async def _fetch(self, request: Request, stream: RequestStream, handoff: str, source: Source, incarnation: str) -> None:
         try:
             remote = await self._remote(source)
         except SetupError:
@@ -120,6 +122,20 @@ class TransferDesk:
             return
         self._links.carry(handoff, _Carrier(remote, incarnation))
         remote.send(p.Give(handoff, request.scope, request.prompt_tokens, incarnation, FETCH_TIMEOUT_S))
+        await self._watch(remote, stream)
+
+    async def _watch(self, remote: RemoteNode, stream: RequestStream) -> None:
+        """A source that freezes is not waited for, as a router would not. Time is counted in looks of ours, so that nobody is blamed for a
+        pause of this process; what has arrived already is not lost by this."""
+        still = 0
+        for _ in range(round(FETCH_TIMEOUT_S / LOOK_EVERY_S)):
+            await asyncio.sleep(LOOK_EVERY_S)
+            if stream.ended:
+                return
+            still = still + 1 if remote.still_s > RECENT_S else 0
+            if still * LOOK_EVERY_S >= FROZEN_AFTER_S - RECENT_S:
+                self._node.send(p.HandoffLost(stream.request_id))
+                return
 
     async def _remote(self, source: Source) -> RemoteNode:
         """The link to a source, opened once. Raises `SetupError`."""

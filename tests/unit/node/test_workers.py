@@ -18,7 +18,7 @@ from kvseal.node.channel import Channel, address_of, every_address
 from kvseal.node.messages import Ping, ProtocolBroken, decode_to_engine, frame
 from kvseal.node.remote import RemoteNode
 from kvseal.node.router import Router
-from kvseal.node.transfer_desk import TransferDesk
+from kvseal.node.transfer_desk import FETCH_TIMEOUT_S, TransferDesk
 
 from .fleets import HOST, SECRET, config, prompt, read, request, worker
 
@@ -169,6 +169,31 @@ def test_a_front_arranges_the_hand_off() -> None:
             # What the source does not hold (any more) is computed here.
             answer = await read(desks[1].submit(request("front-3", prompt(5, 90)), source))
             assert isinstance(answer.outcome, Completed) and answer.tokens == truth(prompt(5, 90), 6)
+            assert (await decode.stats()).handoff["recomputed"] == 1
+            for desk in desks:
+                await desk.close()
+
+    asyncio.run(run())
+
+
+def test_a_source_that_freezes_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvseal.node.transfer_desk.FROZEN_AFTER_S", 2.5)
+    tokens = prompt(4, 90)
+
+    async def run() -> None:
+        async with worker(config("prefill")) as (prefill, first), worker(config("decode")) as (decode, second):
+            desks = [TransferDesk(*pair, secret=SECRET, host=HOST, tls=None) for pair in ((prefill, first), (decode, second))]
+            await read(prefill.submit(request("front-1", tokens, 1)))
+            offer = desks[0].offer({"do_remote_decode": True})
+            source = desks[1].read({"kv_transfer_params": dict(offer or {})})
+            assert source is not None
+            os.kill(prefill.pid or 0, signal.SIGSTOP)
+            try:
+                async with asyncio.timeout(FETCH_TIMEOUT_S / 2):
+                    answer = await read(desks[1].submit(request("front-2", tokens), source))
+            finally:
+                os.kill(prefill.pid or 0, signal.SIGCONT)
+            assert isinstance(answer.outcome, Completed) and answer.tokens == truth(tokens, 6)
             assert (await decode.stats()).handoff["recomputed"] == 1
             for desk in desks:
                 await desk.close()

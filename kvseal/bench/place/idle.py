@@ -13,6 +13,8 @@ from kvseal.bench.place.slo import SLO, quantile
 from kvseal.bench.place.trace import Trace
 
 IDLE_JOBS = 48
+MORE_JOBS = 1_000
+"""Looked at when the search has found nothing, and a sample may have been too small to say why."""
 IDLE_OUTPUTS = 12
 """Tokens of an idle request that are simulated; the rest takes as long."""
 
@@ -27,21 +29,29 @@ class Idle:
     life_s: float
     refused: int
 
+    def met(self, slo: SLO) -> int:
+        """How many meet all limits together."""
+        limits = [limit for _, limit in slo.limits()]
+        times = zip(self.ttft_s, self.tpot_s, self.tbt_s, strict=True)
+        return sum(all(limit is None or value <= limit for value, limit in zip(one, limits, strict=True)) for one in times)
+
     def typical(self) -> SLO:
         return SLO(ttft_s=quantile(self.ttft_s, 0.5), tpot_s=quantile(self.tpot_s, 0.5), tbt_s=quantile(self.tbt_s, 0.5))
 
 
-def idle_times(latency: Latency, trace: Trace, chunk_tokens: tuple[int, ...] | None) -> Idle:
+def idle_times(latency: Latency, trace: Trace, chunk_tokens: tuple[int, ...] | None, most_jobs: int = IDLE_JOBS) -> Idle:
     """Some requests of the trace, one at a time, on the kind of worker that is fastest with the first of them."""
     jobs = list(trace.jobs)
-    step = max(1, len(jobs) // IDLE_JOBS)
-    some = [job._replace(blocks=()) for job in jobs[::step][:IDLE_JOBS]]
-    apart = [job._replace(at_s=1e6 * number, output_tokens=min(IDLE_OUTPUTS, job.output_tokens)) for number, job in enumerate(some)]
+    step = max(1, len(jobs) // most_jobs)
+    some = [job._replace(blocks=()) for job in jobs[::step][:most_jobs]]
     best: Idle | None = None
     for kind in latency.kinds:
         place = Placement(shared=1, shared_kind=kind, chunk_tokens=max(chunk_tokens or kind.chunk_tokens))
-        records = simulate(place, latency, apart).records
-        lives = [record.ttft_s + (job.output_tokens - 1) * record.tpot_s for record, job in zip(records, some, strict=True) if record.done]
+        most_tokens = min(kind.context_tokens, kind.pool_tokens)
+        fit = [job for job in some if job.prompt_tokens + job.output_tokens <= most_tokens]
+        apart = [job._replace(at_s=1e6 * number, output_tokens=min(IDLE_OUTPUTS, job.output_tokens)) for number, job in enumerate(fit)]
+        records = simulate(place, latency, apart).records if fit else []
+        lives = [record.ttft_s + (job.output_tokens - 1) * record.tpot_s for record, job in zip(records, fit, strict=True) if record.done]
         records = [record for record in records if record.done]
         idle = Idle(
             ttft_s=tuple(record.ttft_s for record in records),

@@ -18,9 +18,7 @@ def text(answer: Answer, *, runners_up: int = 6) -> str:
     lines = _head(answer)
     if answer.impossible:
         return "\n".join([*lines, "", f"no placement: {answer.impossible}"])
-    best = answer.found[0] if answer.found else None
-    if best is None or not best.rate:
-        return "\n".join([*lines, "", "no placement meets these limits at any rate that was tried, though each request alone would"])
+    best = answer.found[0]
     lines += ["", f"recommended   {best.placement.name}", f"              {_figures(answer, best)}", f"why           {_why(answer)}"]
     lines += _notes(answer, best)
     others = _runners_up(answer, runners_up)

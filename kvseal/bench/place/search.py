@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 
 from kvseal.bench.place.curves import Curve, highest
 from kvseal.bench.place.fast import simulate_fast
-from kvseal.bench.place.idle import Idle, idle_times
+from kvseal.bench.place.idle import MORE_JOBS, Idle, idle_times
 from kvseal.bench.place.latency import Latency, WorkerKind
 from kvseal.bench.place.simulate import Outcome, Placement, simulate
-from kvseal.bench.place.slo import SLO, Asked, Record, attainment, quantile
+from kvseal.bench.place.slo import SLO, Asked, Record, attainment
 from kvseal.bench.place.trace import Job, Trace
 
 FINE = 1.02
@@ -39,6 +39,8 @@ LOWER_AT_MOST = 6
 WINDOW_TTFTS = 20
 WINDOW_LIVES = 10
 """A run lasts at least so many times the limit of TTFT, and so many lifetimes of a request, so that a growing queue shows."""
+RARE = 100
+"""So many lifetimes of a request between two, where what fails for want of anything is looked at."""
 MOST_TIMES = 5
 """... but has at most so many times the requests asked for."""
 
@@ -137,9 +139,9 @@ class _Search:
         self._pools: dict[tuple[str, bool], dict[int, _Pool]] = {}
 
     def answer(self) -> Answer:
-        impossible = self._impossible()
+        impossible = self._impossible(self.idle)
         if impossible:
-            return Answer(question=self._q, slo=self.slo, idle=self.idle, found=(), impossible=impossible)
+            return self._none(impossible)
         rough = sorted((*self._shared(), *self._splits()), key=_order)
         found: list[Found] = []
         for split in (False, True):
@@ -148,30 +150,47 @@ class _Search:
             closer = sorted(map(self._closer, near), key=_order)
             found += [self._promise(one) if not number and one.rate else one for number, one in enumerate(closer)]
             found += [one for one in some if one not in near]
+        if not any(one.rate for one in found):
+            more = idle_times(self._latency, self._q.trace, self._q.chunk_tokens, MORE_JOBS)
+            return self._none(self._impossible(more) or self._held())
         return Answer(question=self._q, slo=self.slo, idle=self.idle, found=tuple(sorted(found, key=_order)))
 
-    def _impossible(self) -> str:
+    def _none(self, impossible: str) -> Answer:
+        return Answer(question=self._q, slo=self.slo, idle=self.idle, found=(), impossible=impossible)
+
+    def _held(self) -> str:
+        """Which limit the search has failed at: what most requests miss where hardly any come."""
+        kind, rate = self._kinds[0], self._guess / RARE
+        place = Placement(shared=self._q.workers // kind.width, shared_kind=kind, chunk_tokens=self._chunks(kind)[0])
+        jobs = self._jobs(rate)
+        missed = most_missed(simulate_fast(place, self._latency, jobs, slo=self.slo, missed_allowed=len(jobs)).records, self.slo)
+        why = f": {missed} is missed first, so ask less of it" if missed else ""
+        return f"enough requests would meet the limits alone, and no placement keeps them at any rate that was tried{why}"
+
+    def _impossible(self, idle: Idle) -> str:
         if not self._kinds:
             least = min(kind.width for kind in self._latency.kinds)
             return f"the smallest kind of worker takes {least} devices, and --workers is {self._q.workers}"
-        count, target = len(self.idle.ttft_s) + self.idle.refused, self._q.target
-        if self.idle.refused > (1 - target) * count:
+        count, target = len(idle.ttft_s) + idle.refused, self._q.target
+        needed = max(1, math.ceil(target * count - 1e-9))
+        if count - idle.refused < needed:
             most = max(self._kinds, key=lambda kind: kind.context_tokens)
             return (
-                f"{self.idle.refused} of {count} requests fit no worker: at most {min(most.context_tokens, most.pool_tokens)} tokens of "
+                f"{idle.refused} of {count} requests fit no worker: at most {min(most.context_tokens, most.pool_tokens)} tokens of "
                 "prompt and output are served together"
             )
-        idle = {"ttft": self.idle.ttft_s, "tpot": self.idle.tpot_s, "tbt": self.idle.tbt_s}
+        alone = {"ttft": idle.ttft_s, "tpot": idle.tpot_s, "tbt": idle.tbt_s}
         for name, limit in self.slo.limits():
-            if limit is None:
-                continue
-            good = sum(value <= limit for value in idle[name]) / count
-            if good < target:
-                need = quantile(idle[name], target)
+            if limit is not None and sum(value <= limit for value in alone[name]) < needed:
+                good = sum(value <= limit for value in alone[name]) / count
+                need = sorted(alone[name])[needed - 1]
                 return (
                     f"{name}={limit:.4g} s cannot be met: alone on an idle worker only {good:.0%} of the requests would meet it, and "
                     f"{target:.0%} must; {name}={need:.3g} is the least that could be asked"
                 )
+        met = idle.met(self.slo)
+        if met < needed:
+            return f"alone on an idle worker only {met / count:.0%} of the requests would meet all limits together, and {target:.0%} must"
         return ""
 
     # --- runs ---

@@ -9,10 +9,11 @@ import pytest
 
 from kvseal.bench.place import report
 from kvseal.bench.place.curves import Curve, highest
+from kvseal.bench.place.idle import Idle
 from kvseal.bench.place.latency import DecodeLine, Phases
 from kvseal.bench.place.search import Answer, Question, search
-from kvseal.bench.place.slo import parse_slo
-from kvseal.bench.place.trace import Trace, fixed
+from kvseal.bench.place.slo import SLO, parse_slo
+from kvseal.bench.place.trace import Job, Trace, fixed
 
 from .conftest import kind_of, latency_of
 
@@ -81,6 +82,20 @@ def test_what_cannot_be_is_said_with_the_limit(changed: dict[str, object], words
     found = search(question(**changed))
     assert not found.found and words in found.impossible
     assert words in report.text(found) and report.as_json(found)["recommended"] is None
+
+
+def test_what_a_sample_has_missed_is_found_when_nothing_else_is() -> None:
+    """Of 500 requests 80 fit no worker with their answers, though their prompts would, and the sample sees none of them."""
+    jobs = [Job(0.0, 100, 10)] * 500
+    for at in range(0, 400, 10):
+        jobs[at + 1 : at + 3] = [Job(0.0, 6_000, 3_000)] * 2
+    found = search(question(trace=Trace("mixed", tuple(jobs), timed=False), asked=parse_slo("ttft=1,tpot=1"), requests=300, workers=1))
+    assert not found.found and "80 of 500 requests fit no worker" in found.impossible
+
+
+def test_limits_are_met_together_or_not() -> None:
+    idle = Idle(ttft_s=(1.0, 2.0, 1.0), tpot_s=(2.0, 1.0, 1.0), tbt_s=(9.0, 9.0, 9.0), life_s=1.0, refused=0)
+    assert idle.met(SLO(ttft_s=1.5, tpot_s=1.5)) == 1 and idle.met(SLO(ttft_s=1.5)) == 2 and idle.met(SLO(tbt_s=8.0)) == 0
 
 
 def test_one_worker_cannot_be_split() -> None:

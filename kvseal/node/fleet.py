@@ -56,7 +56,8 @@ class Fleet:
         self._reports: tuple[StartReport, ...] = ()
         self._report: StartReport | None = None
         if len({node.name for node in self.nodes}) != len(self.nodes):
-            raise ConfigError(f"nodes need different names: {', '.join(sorted(node.name for node in self.nodes))}")
+            names = ", ".join(sorted(node.name for node in self.nodes))
+            raise ConfigError(f"nodes need different names, and these are called {names}: give each worker a --name of its own")
         transports = sorted({node.card.transport for node in self.nodes if node.card is not None})
         if len(transports) > 1:
             raise ConfigError(f"the workers move pages in different ways ({', '.join(transports)}); give all the same --transport")

@@ -123,7 +123,7 @@ class LinkServer:
         self._turned_away += 1
         now_s = time.monotonic()
         if now_s - self._said_s >= SAY_EVERY_S:
-            _log.warning("turned away %s: %s (%d so far)", peer, error or type(error).__name__, self._turned_away)
+            _log.warning("turned away %s: %s (%d so far)", peer, str(error) or type(error).__name__, self._turned_away)
             self._said_s = now_s
 
     # --- what the node says ---

@@ -22,6 +22,8 @@ from kvseal.node.node_client import NodeClient
 
 CONNECT_S = 5.0
 AGAIN_S = 0.5
+HANGS_UP_S = 5.0
+"""For a worker that hangs up in the handshake: one that is flooded by strangers may, one that expects something else always does."""
 
 _log = logging.getLogger("kvseal.node")
 
@@ -58,11 +60,11 @@ class RemoteNode(NodeClient):
                 await node._begin()
                 return node
             except EngineDied as error:
-                absent = isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, ssl.SSLError)
-                if not absent or clock.now_s() - began_s >= patience_s:
+                most_s = _patience_s(error.__cause__, patience_s)
+                if clock.now_s() - began_s >= most_s:
                     raise SetupError(str(error)) from error
             if not told:
-                _log.warning("worker %s cannot be reached yet; waiting up to %.0f s for it", node.address, patience_s)
+                _log.warning("worker %s cannot be reached yet; waiting up to %.0f s for it", node.address, most_s)
                 told = True
             await asyncio.sleep(AGAIN_S)
 
@@ -73,7 +75,11 @@ class RemoteNode(NodeClient):
         except NotTrusted as error:
             raise EngineDied(f"worker {self.address} is not trusted: {error}") from error
         except (OSError, EOFError, TimeoutError) as error:
-            raise EngineDied(f"worker {self.address} cannot be reached ({error or type(error).__name__})") from error
+            if _hung_up(error):
+                why = "it hangs up in the handshake; give TLS at both ends or at neither, and see its log"
+            else:
+                why = str(error) or type(error).__name__
+            raise EngineDied(f"worker {self.address} cannot be reached ({why})") from error
 
     async def _connected(self) -> Link:
         context = None if self._tls is None else client_context(self._tls)
@@ -99,3 +105,14 @@ class RemoteNode(NodeClient):
         """A worker that hangs is dropped, not killed: its own supervisor does that."""
         if self._link is not None:
             self._link.close()
+
+
+def _hung_up(error: BaseException | None) -> bool:
+    return isinstance(error, EOFError | ConnectionResetError | BrokenPipeError | ssl.SSLEOFError | ssl.SSLZeroReturnError)
+
+
+def _patience_s(error: BaseException | None, most_s: float) -> float:
+    """How long it is worth trying again."""
+    if _hung_up(error):
+        return min(most_s, HANGS_UP_S)
+    return most_s if isinstance(error, OSError) and not isinstance(error, ssl.SSLError) else 0.0

@@ -14,6 +14,7 @@ from kvseal.core.config import EngineConfig, TLSFiles
 from kvseal.core.errors import ConfigError, SetupError
 from kvseal.core.outcome import Completed
 from kvseal.lab.rig import truth
+from kvseal.node import remote as remote_module
 from kvseal.node.channel import client_context, server_context
 from kvseal.node.link_server import LinkServer
 from kvseal.node.remote import RemoteNode
@@ -72,7 +73,7 @@ async def _without_certificate(port: int) -> None:
             writer.close()
 
 
-def test_nobody_else_is_let_in_or_trusted() -> None:
+def test_nobody_else_is_let_in_or_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every pairing that must not be, against one worker; and then the right one."""
 
     async def refused(links: LinkServer, host: str, secret: bytes, tls: TLSFiles | None, why: str) -> None:
@@ -84,7 +85,7 @@ def test_nobody_else_is_let_in_or_trusted() -> None:
             await refused(links, HOST, SECRET, OTHERS, "certificate verify failed")  # it trusts another authority
             await refused(links, HOST, SECRET, IMPOSTOR, "cannot be reached")  # it shows another authority's certificate
             await refused(links, "localhost", SECRET, OURS, "certificate verify failed")  # the certificate is for another name
-            await refused(links, HOST, SECRET, None, "cannot be reached")  # it speaks no TLS
+            await refused(links, HOST, SECRET, None, "cannot be reached.*TLS at both ends or at neither")  # it speaks no TLS
             await refused(links, HOST, OTHER_SECRET, OURS, "not trusted")  # the certificate is not enough
             await _plain(links.port)
             await _without_certificate(links.port)
@@ -94,7 +95,11 @@ def test_nobody_else_is_let_in_or_trusted() -> None:
             await remote.close()
             plain = LinkServer(node, SECRET, None)
             await plain.listen(HOST, 0)
-            await refused(plain, HOST, SECRET, OURS, "cannot be reached")  # the worker speaks no TLS
+            await refused(plain, HOST, SECRET, OURS, "cannot be reached.*TLS at both ends or at neither")  # the worker speaks no TLS
+            monkeypatch.setattr(remote_module, "HANGS_UP_S", 1.0)
+            with pytest.raises(SetupError, match="at neither"):
+                async with asyncio.timeout(30):
+                    await RemoteNode.connect(HOST, plain.port, secret=SECRET, tls=OURS, patience_s=300)
             await plain.close()
 
     asyncio.run(run())

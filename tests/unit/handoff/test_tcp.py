@@ -17,7 +17,7 @@ from kvseal.exec.backends.cpu import NativeArena, new_arena
 from kvseal.handoff.auth import Dialer, Listener, dial, listen, read_exactly
 from kvseal.handoff.messages import packed_stamps
 from kvseal.handoff.proof import Landing, Move
-from kvseal.handoff.tcp import TCP, TLS
+from kvseal.handoff.tcp import STAGE_BYTES, TCP, TLS
 from kvseal.handoff.transport import Landed, Lost, Report, Source
 from kvseal.kv.geometry import KVGeometry
 from kvseal.lab.pages import digests_of, payload, write_digested
@@ -37,7 +37,7 @@ def filled(pages: int = PAGES, geometry: KVGeometry = GEOMETRY) -> tuple[NativeA
     content = payload(geometry, b"content")
     digests = digests_of(geometry, content)
     folds = [write_digested(arena.memory, geometry, page, digests, 100 + page, SCOPE, page, content) for page in range(pages)]
-    return arena, [Move(page, page, 100 + page, page, folds[page], GEOMETRY.page_tokens) for page in range(pages)]
+    return arena, [Move(page, page, 100 + page, page, folds[page], geometry.page_tokens) for page in range(pages)]
 
 
 def stamps_of(moves: list[Move]) -> list[int]:
@@ -126,6 +126,25 @@ def test_a_stream_that_stops_in_the_middle_of_a_page_is_lost(near: Near) -> None
     liar = Liar(lambda sock, pages, batch: sock.sendall(GIVE.pack(b"KVG1", 0, pages, batch, pages * SIZE) + b"x" * (SIZE + 100)))
     _, moves = filled()
     assert isinstance(near.fetch(liar.source, moves), Lost)
+    liar.close()
+
+
+@pytest.mark.parametrize("piece_bytes", [1_000, SIZE - 1, SIZE + 64])
+@pytest.mark.parametrize("groups", [(8,), (1, 3, 4), (7, 1)])
+def test_groups_and_packets_may_be_cut_anywhere(near: Near, groups: tuple[int, ...], piece_bytes: int) -> None:
+    arena, moves = filled()
+
+    def cut(sock: socket.socket, _pages: int, batch: int) -> None:
+        said, first = b"", 0
+        for pages in groups:
+            said += GIVE.pack(b"KVG1", 0, pages, batch, pages * SIZE) + arena.memory[first : first + pages].tobytes()
+            first += pages
+        for at in range(0, len(said), piece_bytes):
+            sock.sendall(said[at : at + piece_bytes])
+
+    liar = Liar(cut)
+    assert isinstance(near.fetch(liar.source, moves), Landed)
+    assert np.array_equal(near.arena.memory, arena.memory)
     liar.close()
 
 
@@ -231,6 +250,30 @@ def test_a_connection_is_used_again_and_a_frozen_one_is_left(near: Near, far: TC
     for _ in range(3):
         assert isinstance(near.fetch(source_of(far), moves), Landed)
     assert len(far._door._inside) == 1
+
+
+SIZES = {
+    "several groups of many pages": (300, KVGeometry(layers=1, kv_heads=1, head_dim=16, page_tokens=8)),
+    "a few pages at a time": (20, KVGeometry(layers=12, kv_heads=4, head_dim=48)),
+    "a page that is more than is read at a time": (3, KVGeometry(layers=44, kv_heads=4, head_dim=48)),
+}
+
+
+@pytest.mark.parametrize("inside_tls", [False, True], ids=["plain", "tls"])
+@pytest.mark.parametrize("size", SIZES)
+def test_pages_of_every_size(size: str, inside_tls: bool) -> None:
+    pages, geometry = SIZES[size]
+    assert (geometry.page_bytes > STAGE_BYTES) is (pages == 3)
+    way = contexts(OURS) if inside_tls else None
+    arena, moves = filled(pages, geometry)
+    far, near = TCP(arena.memory, incarnation="sender-0001", secret=SECRET, tls=way), Near(way, pages, geometry)
+    far.send("handoff-1", "receiver-01", stamps_of(moves))
+    try:
+        landed = near.fetch(source_of(far), [move._replace(page=pages - 1 - move.page) for move in moves])
+        assert isinstance(landed, Landed) and np.array_equal(near.arena.memory[::-1], arena.memory)
+    finally:
+        far.close()
+        near.transport.close()
 
 
 # --- TLS -------------------------------------------------------------------------------------------------------

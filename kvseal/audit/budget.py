@@ -33,8 +33,9 @@ class Allowance:
                 raise ValueError(f"cannot read {part!r}: write requests=N, tokens=N or minutes=N, parted by commas")
             scale = {"": 1.0, "k": 1e3, "m": 1e6}[match[3].lower()]
             found[match[1]] = float(match[2]) * scale
-            if found[match[1]] <= 0:
-                raise ValueError(f"{match[1]} must be above 0")
+            least = 0.0 if match[1] == "minutes" else 1.0 - 1e-9
+            if not least < found[match[1]] < 1e15:
+                raise ValueError(f"{match[1]} must be {'above 0' if match[1] == 'minutes' else 'at least 1'}, and less than 10^15")
         usual = Allowance()
         return Allowance(
             requests=int(found.get("requests", usual.requests)),

@@ -9,7 +9,6 @@ everything that it hands on.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import ssl
 import time
@@ -23,6 +22,7 @@ import httpx
 
 from kvseal.audit.backoff import BUSY, Backoff
 from kvseal.audit.budget import Budget
+from kvseal.audit.redact import Redactor
 from kvseal.audit.wire import Answer, Ask, End, Json, parse_json, read_error, read_event, read_whole
 
 MAX_BODY_BYTES = 8 << 20
@@ -30,7 +30,6 @@ LEAST_BODY_BYTES = 64 << 10
 TOKEN_BYTES = 4 << 10  # What one generated token may take in a body, with its logprobs and the frame of its event.
 MAX_EVENT_BYTES = 1 << 20
 CONNECTION_LOST = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
-LEAST_SECRET_LETTERS = 4  # A shorter key is no secret, and would be found in every text.
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +78,7 @@ class Client:
         self.settings = settings
         self.budget = budget
         self.model = settings.model
+        self.redact = Redactor(settings.keys)
         self.answers: list[Answer] = []
         self.backoff = Backoff()
         self.in_flight_peak = 0
@@ -141,17 +141,6 @@ class Client:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         return await self._plain("POST", path, data, root=root, tenant=tenant, timeout_s=timeout_s or self.settings.timeout_s)
 
-    def redact(self, text: str) -> str:
-        """`text` with every key of the user replaced by a digest's beginning: servers do echo keys in error messages.
-
-        Everything that a server says goes through this before anything else sees it, above all before a text is cut to its first letters:
-        half a key would not be found any more.
-        """
-        for key in self.settings.keys:
-            if len(key) >= LEAST_SECRET_LETTERS:
-                text = text.replace(key, key_name(key))
-        return text
-
     async def _once(self, ask: Ask, deadline_s: float) -> Answer:
         async with self._places:
             await self.backoff.wait()
@@ -210,7 +199,7 @@ class Client:
             answer.header_id = self.redact(response.headers.get("x-request-id", ""))[:80]
             answer.retry_after_s = _retry_after(response.headers.get("retry-after"))
             kind, most_bytes = self.redact(response.headers.get("content-type", "")), _most_bytes(ask, content)
-            if response.status_code == 200 and ask.stream and "text/event-stream" in kind:
+            if response.status_code == 200 and ask.stream and "text/event-stream" in kind.lower():
                 await _read_stream(answer, response, began_s, self.redact, most_bytes)
                 return
             raw, cut = await _read_bounded(response, self.redact, most_bytes)
@@ -284,11 +273,6 @@ def _http_client(settings: ClientSettings, limits: httpx.Limits) -> httpx.AsyncC
         trust_env=False,
         headers={"Accept-Encoding": "identity", "User-Agent": "kvseal-audit", **settings.headers},
     )
-
-
-def key_name(key: str) -> str:
-    """How a key is called in a report: the beginning of its SHA-256, from which it cannot be had back."""
-    return "key-" + hashlib.sha256(key.encode()).hexdigest()[:8]
 
 
 def _tls(settings: ClientSettings) -> bool | ssl.SSLContext:

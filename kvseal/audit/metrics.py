@@ -28,6 +28,7 @@ _HELD_PAGES = (
     ("vllm:kv_cache_usage_perc", "", ()),
     ("vllm:gpu_cache_usage_perc", "", ()),
 )
+_COUNT = re.compile(r"[0-9]{1,15}")
 _QUARANTINE = ("kvseal_kv_pages", "state", ("quarantined",))
 
 
@@ -53,7 +54,7 @@ class Samples:
     def total(self, name: str, label: str = "", values: tuple[str, ...] = ()) -> float | None:
         """Sum of `name` over the samples whose `label` is one of `values` (all of them when no label is given); None when there is none."""
         found = [s.value for s in self.all if s.name == name and (not label or s.label(label) in values)]
-        return sum(found) if found else None
+        return sum(found) if found and math.isfinite(sum(found)) else None
 
     def engine(self) -> str:
         for prefix, engine in (("kvseal_", "kvseal"), ("vllm:", "vllm"), ("sglang:", "sglang"), ("llamacpp:", "llamacpp")):
@@ -64,22 +65,21 @@ class Samples:
     def pool_tokens(self) -> int | None:
         """Tokens that the KV pool holds, where an engine says it."""
         for name in ("kvseal_kv_pool_tokens", "sglang:max_total_num_tokens"):
-            if (value := self.total(name)) is not None:
-                return int(value)
+            if (value := _tokens(self.total(name))) is not None:
+                return value
         for sample in self.all:
             blocks, size = sample.label("num_gpu_blocks"), sample.label("block_size")
-            if sample.name == "vllm:cache_config_info" and blocks.isdigit() and size.isdigit():
-                return int(blocks) * int(size)
+            if sample.name == "vllm:cache_config_info" and _COUNT.fullmatch(blocks) and _COUNT.fullmatch(size):
+                return _tokens(float(blocks) * float(size))
         return None
 
     def context_tokens(self) -> int | None:
-        value = self.total("kvseal_max_servable_tokens")
-        return int(value) if value is not None else None
+        return _tokens(self.total("kvseal_max_servable_tokens"))
 
     def busy(self) -> float | None:
         """Requests that run or wait by the engine's own count; None when it does not count them."""
         found = [value for name in _BUSY if (value := self.total(name)) is not None]
-        return sum(found) if found else None
+        return sum(found) if found and math.isfinite(sum(found)) else None
 
     def held(self) -> float | None:
         """KV held by requests (pages, or a share of the pool): must go back to what it was once all requests are gone."""
@@ -87,6 +87,11 @@ class Samples:
             if (value := self.total(name, label, values)) is not None:
                 return value
         return None
+
+
+def _tokens(value: float | None) -> int | None:
+    """`value` if it can be a number of tokens."""
+    return int(value) if value is not None and 0 < value < 1 << 63 else None
 
 
 def parse_metrics(text: str) -> Samples:

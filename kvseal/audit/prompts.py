@@ -16,6 +16,9 @@ FILLER: tuple[str, ...] = tuple(
     """.split()  # noqa: SIM905
 )
 
+TEMPLATE_TOKENS = 128
+"""A template that nobody counts may hold so many tokens more than the usual one, or none."""
+
 
 def filler(words: int, draw: random.Random) -> str:
     """`words` random filler words, each after a space."""
@@ -27,11 +30,13 @@ class Gauge:
     """Tokens of a prompt: ``base + per_word * words``, apart for completions and chat, as this server counted small prompts.
 
     `source` says who counted: its usage figures, its tokeniser, or nobody (then one token a word is a guess and nothing may rest on it).
+    `guessed`: what stands around the words (a chat template, a first token) is counted nowhere for one of its endpoints.
     """
 
     base: dict[bool, float]
     per_word: float = 1.0
     source: str = "nobody"
+    guessed: bool = False
 
     @property
     def known(self) -> bool:
@@ -39,7 +44,7 @@ class Gauge:
 
     @property
     def exact(self) -> bool:
-        return self.known and abs(self.per_word - 1.0) < 1e-9
+        return self.known and not self.guessed and abs(self.per_word - 1.0) < 1e-9
 
     def words_for(self, tokens: int, *, chat: bool) -> int:
         return max(1, round((tokens - self.base.get(chat, 0.0)) / max(0.05, self.per_word)))
@@ -49,7 +54,7 @@ class Gauge:
 
     def slack(self, tokens: int) -> int:
         """How far off the gauge may be at `tokens`, for comparing with what the server says."""
-        return 2 if self.exact else 8 + tokens // 40
+        return 2 if self.exact else 8 + tokens // 40 + (TEMPLATE_TOKENS if self.guessed else 0)
 
     def text(self, tokens: int, draw: random.Random, *, chat: bool = False, head: str = "", tail: str = "") -> str:
         """Filler of about `tokens` tokens in all, between `head` and `tail` (whose words are counted like filler)."""

@@ -17,7 +17,7 @@ from kvseal.audit.advisories import load
 from kvseal.audit.backoff import BUSY, TurnedAway
 from kvseal.audit.budget import Allowance, Budget, BudgetSpent
 from kvseal.audit.canary import Aviary
-from kvseal.audit.client import Client, ClientSettings, key_name
+from kvseal.audit.client import Client, ClientSettings
 from kvseal.audit.findings import Confidence, Finding, Grade, ProbeResult, Report
 from kvseal.audit.probes import aborts, honesty, isolation, leak, limits, reuse
 from kvseal.audit.probes.base import Cost, Depth, Probe, Scene, exhibit, hung
@@ -26,6 +26,7 @@ from kvseal.audit.probes.patience import crowded
 from kvseal.audit.probes.review import review
 from kvseal.audit.probes.shape import shape_floor
 from kvseal.audit.prompts import filler
+from kvseal.audit.redact import key_name
 from kvseal.audit.target import CannotAudit, Target, meet, read_metrics, survey
 
 PROBES: tuple[Probe, ...] = (limits.PROBE, leak.PROBE, reuse.PROBE, isolation.PROBE, aborts.PROBE, honesty.PROBE)

@@ -13,9 +13,10 @@ import time
 from dataclasses import dataclass, field
 
 from kvseal.audit.backoff import BUSY
-from kvseal.audit.client import Client, Reply, key_name
+from kvseal.audit.client import Client, Reply
 from kvseal.audit.metrics import Samples, parse_metrics
 from kvseal.audit.prompts import Gauge, filler
+from kvseal.audit.redact import key_name
 from kvseal.audit.wire import MOST_ERROR_CHARS, Answer, Ask, End, Json, dig, whole
 
 FIRST_ASKS = ("first contact", "first stream", "counting tokens")
@@ -43,7 +44,7 @@ class Target:
     completions: bool = False
     chat: bool = False
     logprobs: dict[bool, int] = field(default_factory=dict)  # chat? -> alternatives per position that the server gives
-    streams: bool = True
+    streamed: tuple[bool, ...] = (False, True)  # Of which endpoints streams work, as values of `Ask.chat`.
     cached_counts: bool = False
     metrics: bool = False
     health: bool = False
@@ -59,6 +60,11 @@ class Target:
     def plain(self) -> bool:
         """The `Ask.chat` of tests that may use either."""
         return self.kinds[0]
+
+    @property
+    def streams(self) -> bool:
+        """Do streams work for tests that may use either?"""
+        return self.plain in self.streamed
 
     def limits(self) -> list[int]:
         return [limit for limit in (self.context_tokens, self.pool_tokens) if limit is not None]
@@ -194,8 +200,7 @@ async def meet(client: Client, target: Target, draw: random.Random, *, logprobs:
         answer = await _try_one(client, target, chat, draw, (5, 1, 0) if logprobs else (0,))
         if answer is None or not answer.ok:
             if answer is not None:
-                name = "chat" if chat else "completions"
-                refusals.append(f"{name}: {answer.status or answer.end.value} {answer.error_message or answer.note}"[:200])
+                refusals.append(f"{name_of(chat)}: {answer.status or answer.end.value} {answer.error_message or answer.note}"[:200])
             continue
         if chat:
             target.chat = True
@@ -236,16 +241,17 @@ async def _other_keys(client: Client, target: Target, draw: random.Random) -> No
 
 
 async def _try_stream(client: Client, target: Target, draw: random.Random) -> None:
-    ask = Ask(filler(8, draw).lstrip(), max_tokens=4, chat=target.plain, stream=True, prompt_tokens=16, label=FIRST_ASKS[1])
-    answer = await client.ask(ask)
-    target.streams = answer.ok or answer.end not in (End.MALFORMED, End.REFUSED)
-    if not target.streams:
-        target.notes.append(f"streams do not work: {answer.note or answer.error_message}"[:200])
+    for chat in target.kinds:
+        ask = Ask(filler(8, draw).lstrip(), max_tokens=4, chat=chat, stream=True, prompt_tokens=16, label=FIRST_ASKS[1])
+        answer = await client.ask(ask)
+        if answer.end in (End.MALFORMED, End.REFUSED):
+            target.streamed = tuple(kind for kind in target.streamed if kind is not chat)
+            target.notes.append(f"streams do not work for {name_of(chat)}: {answer.note or answer.error_message}"[:200])
 
 
 async def _calibrate(client: Client, target: Target, draw: random.Random) -> None:
     """Learns how many tokens the server counts for filler words: the tokeniser if it shows one, else its usage figures."""
-    few, many = 16, 144
+    few, many = 16, max(24, min([144, *(limit // 2 - 24 for limit in target.limits())]))  # Not more than a small context takes.
     usage: dict[bool, tuple[int, int] | None] = {}
     for chat in target.kinds:
         counts = []
@@ -255,20 +261,29 @@ async def _calibrate(client: Client, target: Target, draw: random.Random) -> Non
             counts.append(answer.prompt_tokens if answer.ok else None)
         usage[chat] = (counts[0], counts[1]) if counts[0] is not None and counts[1] is not None else None
     slope = await _by_tokenizer(client, target, draw, few, many)
-    base: dict[bool, float] = {}
+    base, by_usage = dict(_USUAL_BASE), 0.0
+    guessed = set(target.kinds)
     for chat, pair in usage.items():
-        if pair is not None:
-            own = (pair[1] - pair[0]) / (many - few)
-            base[chat] = pair[0] - few * (slope or own)
-            if slope is not None and abs(own - slope) * many > 2 + 0.03 * many:
-                target.notes.append(f"usage counts {own:.3f} tokens a word where the server's own tokeniser counts {slope:.3f}")
-            target.gauge = (
-                Gauge(base, slope or own, "usage" if slope is None else "tokeniser and usage") if own > 0 or slope else target.gauge
-            )
-    if slope is not None and not target.gauge.known:
-        target.gauge = Gauge({False: 1.0, True: 24.0}, slope, "tokeniser")
+        own = (pair[1] - pair[0]) / (many - few) if pair is not None else 0.0
+        if pair is None or not (slope or own > 0):
+            continue
+        by_usage = max(by_usage, own)
+        base[chat] = pair[0] - few * (slope or own)
+        guessed.discard(chat)
+        if slope is not None and abs(own - slope) * many > 2 + 0.03 * many:
+            target.notes.append(f"usage counts {own:.3f} tokens a word where the server's own tokeniser counts {slope:.3f}")
+    if per_word := slope or by_usage:
+        source = "tokeniser" if len(guessed) == len(target.kinds) else "usage" if slope is None else "tokeniser and usage"
+        target.gauge = Gauge(base, per_word, source, bool(guessed))
+    if guessed and target.gauge.known:
+        names = " and ".join(name_of(chat) for chat in target.kinds if chat in guessed)
+        target.notes.append(f"what stands around a prompt is counted nowhere for {names}, so sizes there are guesses")
     if not target.gauge.known:
         target.notes.append("nobody counts tokens here: neither usage nor a tokeniser; sizes are guesses of one token a word")
+
+
+_USUAL_BASE = {False: 1.0, True: 24.0}
+"""Tokens around a prompt where nobody counts them: a first token, and a chat template."""
 
 
 async def _by_tokenizer(client: Client, target: Target, draw: random.Random, few: int, many: int) -> float | None:
@@ -293,6 +308,11 @@ async def _by_tokenizer(client: Client, target: Target, draw: random.Random, few
         if len(counts) == 2 and counts[1] > counts[0]:
             return (counts[1] - counts[0]) / (many - few)
     return None
+
+
+def name_of(chat: bool) -> str:
+    """How a report calls an endpoint."""
+    return "chat" if chat else "completions"
 
 
 _NUMBER = re.compile(r"\d[\d,_]*")

@@ -133,8 +133,8 @@ def dig(value: Json, *path: str | int) -> Json:
 
 
 def whole(value: Json) -> int | None:
-    """`value` if it is a count."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    """`value` if it is a count: what takes more than 63 bits counts nothing, and no float holds what is computed of it."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63 else None
 
 
 def parse_json(data: bytes) -> Json:
@@ -210,7 +210,7 @@ def _reasoning(message: Json) -> str:
 
 
 def _read_common(answer: Answer, body: dict[str, Json], choice: dict[str, Json]) -> None:
-    if isinstance(body.get("id"), str):
+    if isinstance(body.get("id"), str) and body["id"]:  # Some services begin a stream with an event that has none.
         answer.response_id = body["id"]
         answer.ids_seen.add(body["id"])
     if isinstance(body.get("model"), str):

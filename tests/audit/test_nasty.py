@@ -16,7 +16,7 @@ from kvseal.audit.client import Client, ClientSettings
 from kvseal.audit.findings import Grade, ProbeResult, Report
 from kvseal.audit.probes.aborts import _judge_silent
 from kvseal.audit.probes.base import Depth
-from kvseal.audit.runner import AuditSettings, audit
+from kvseal.audit.runner import AuditSettings, Plan, audit, plan
 from kvseal.audit.wire import Answer, Ask, End
 
 from .rawhttp import Exchange, RawServer
@@ -112,6 +112,75 @@ def test_metrics_that_are_no_numbers_end_nothing() -> None:
     text = b'kvseal_kv_pool_tokens +Inf\nkvseal_max_servable_tokens NaN\nkvseal_kv_pages{state="leased"} NaN\n'
     report = _audit(_instead("/metrics", 200, text, kind="text/plain"), only=("aborts", "offline"), concurrency=1)
     assert report.findings == [] and not report.stopped
+
+
+def test_a_context_beyond_all_numbers_is_not_said() -> None:
+    models = {"object": "list", "data": [{"id": MODEL, "max_model_len": 9 * 10**4299}]}
+
+    async def go() -> Plan:
+        async with RawServer(_instead("/v1/models", 200, models)) as server:
+            return await plan(AuditSettings(ClientSettings(server.url), only=("limits",)))
+
+    made = asyncio.run(go())
+    assert str(made.total.tokens) and made.guessed == "the server does not say its context"
+
+
+async def _count_nothing(http: Exchange, chat: bool) -> None:
+    """From now on `http` counts no tokens where it is of that endpoint."""
+    reply, event = http.reply, http.event
+
+    def without(body: Any) -> Any:
+        counts = isinstance(body, dict) and http.path.endswith("/chat/completions") is chat
+        return {name: value for name, value in body.items() if name != "usage"} if counts else body
+
+    http.reply = lambda status, body, **how: reply(status, without(body), **how)  # type: ignore[method-assign]
+    http.event = lambda body: event(without(body))  # type: ignore[method-assign]
+
+
+async def _first_then(event: Any, first: dict[str, Any], body: Any) -> None:
+    """An event without an id before all others, as a large service sends it."""
+    if first:
+        await event(dict(first))
+        first.clear()
+    await event(body)
+
+
+def _odd(oddity: str) -> Any:
+    """An honest server that lacks something, or does it in its own way."""
+    contexts = {"tiny": Traits(context=100, pool=200), "no tokeniser, no counts in chat": Traits(tokenizer=False)}
+    standin = Standin("", 1, contexts.get(oddity, Traits()))
+
+    async def handler(http: Exchange) -> None:
+        chat = http.path.endswith("/chat/completions")
+        if oddity == "no streams in chat" and chat and http.json.get("stream"):
+            await http.reply(400, {"error": {"message": "no streams here"}})
+            return
+        if oddity == "letters of its own":
+            start, event = http.start_stream, http.event
+            http.start_stream = lambda kind="": start("Text/Event-Stream; charset=UTF-8")  # type: ignore[method-assign]
+            first = {"id": "", "choices": [], "created": 0, "model": "", "object": "", "prompt_filter_results": []}
+            http.event = lambda body: _first_then(event, first, body)  # type: ignore[method-assign]
+        if oddity in ("no counts in chat", "no counts", "no tokeniser, no counts in chat"):
+            await _count_nothing(http, chat=True)
+        if oddity in ("no counts in completions", "no counts"):
+            await _count_nothing(http, chat=False)
+        await standin.handle(http)
+
+    return handler
+
+
+@pytest.mark.parametrize(
+    "oddity",
+    ["no streams in chat", "letters of its own", "no counts in chat", "no counts in completions", "no counts", "tiny",
+     "no tokeniser, no counts in chat"],
+)  # fmt: skip
+def test_an_honest_server_of_an_unusual_shape_is_accused_of_nothing(oddity: str) -> None:
+    """A chat template that nobody counts, streams of one endpoint only: prompts at the limit are sized with what is not known in mind."""
+    report = _audit(_odd(oddity), only=("limits",))
+    assert report.findings == [] and report.exit_status == 0, report.findings
+    assert ("streams do not work for chat" in str(report.results[0].unproven)) is (oddity == "no streams in chat")
+    if oddity == "tiny":
+        assert "refused with a 4xx, none was answered" in str(report.results[0].proved)
 
 
 @pytest.mark.parametrize("flood", ["text", "error", "tokens", "alternatives", "stream"])

@@ -73,7 +73,7 @@ class Scene:
             prompt,
             max_tokens=max_tokens,
             chat=kind,
-            stream=stream and self.target.streams,
+            stream=stream and kind in self.target.streamed,
             logprobs=alternatives,
             tenant=tenant,
             prompt_tokens=tokens,

@@ -17,7 +17,7 @@ from kvseal.audit.probes.base import Cost, Depth, Probe, Scene, exhibit, hung
 from kvseal.audit.probes.limit_findings import found_accepted, found_truncation, judge_failure, judge_inside, say_served, short_count
 from kvseal.audit.probes.patience import MOST_ASKS, ask_patiently
 from kvseal.audit.probes.truncation import CONTROL_TOKENS, whole_prompt_is_read
-from kvseal.audit.target import Target, numbers_in
+from kvseal.audit.target import Target, name_of, numbers_in
 from kvseal.audit.wire import Answer, End
 
 ASSUMED_CONTEXT_TOKENS = 8_192
@@ -48,14 +48,15 @@ async def run(scene: Scene, result: ProbeResult) -> None:
     if limit is None:
         result.unproven.append("no context length is advertised or named in an error, so limits could not be tested: give --context")
         return
-    if limit < LEAST_CONTEXT_TOKENS:
-        result.unproven.append(f"{scene.target.said_by} promises {limit} tokens: prompts so short cannot be sized to the limit")
-        return
-    if not scene.target.gauge.known:
+    gauge = scene.target.gauge
+    if not gauge.known:
         result.unproven.append("the server counts tokens nowhere, so prompts could not be sized to the limit")
         return
-    if not scene.target.streams:
-        result.unproven.append("streams do not work on this server, so prompts at and over the limit were sent without streaming only")
+    if limit < LEAST_CONTEXT_TOKENS + (0 if gauge.exact else gauge.slack(limit)):
+        result.unproven.append(f"{scene.target.said_by} promises {limit} tokens: prompts so short cannot be sized to the limit")
+        return
+    if still := " and ".join(name_of(chat) for chat in scene.target.kinds if chat not in scene.target.streamed):
+        result.unproven.append(f"streams do not work for {still}, so prompts at and over the limit were sent there without streaming only")
     await _measure_pace(scene)
     try:
         counts_ok = await _inside(scene, result, limit)
@@ -119,16 +120,16 @@ async def _learn_limit(scene: Scene, result: ProbeResult) -> None:
             return
 
 
-def _ways(scene: Scene) -> tuple[bool, ...]:
-    """The values of `Ask.stream` to try: without streaming first, so that a stream that hangs hides nothing else."""
-    return (False, True) if scene.target.streams else (False,)
+def _ways(scene: Scene) -> list[tuple[bool, bool]]:
+    """The values of `Ask.stream` and `Ask.chat` to try: without streaming first, so that a stream that hangs hides nothing else."""
+    return [(stream, chat) for stream, chat in product((False, True), scene.target.kinds) if not stream or chat in scene.target.streamed]
 
 
 async def _inside(scene: Scene, result: ProbeResult, limit: int) -> bool:
     """Prompt plus output of limit-1 and of exactly limit must work, as streams and not, and be counted as sent. False: the counts cannot be
     trusted."""
     judged: list[tuple[Answer, bool]] = []
-    for stream, chat, total in product(_ways(scene), scene.target.kinds, (limit - 1, limit)):
+    for (stream, chat), total in product(_ways(scene), (limit - 1, limit)):
         if not _fits(scene, result, limit):
             break
         tokens = total - 1 - (0 if scene.target.gauge.exact else scene.target.gauge.slack(total))
@@ -166,9 +167,12 @@ async def _between(scene: Scene, result: ProbeResult, limit: int) -> None:
         )
     )
     tokens = (pool + limit) // 2
+    if not scene.target.gauge.exact and tokens - scene.target.gauge.slack(tokens) <= pool:
+        result.unproven.append("pool and context lie too close for prompts between them, by what is known of how this server counts tokens")
+        return
     if not _fits(scene, result, tokens, booked=False):
         return
-    for chat, stream in product(scene.target.kinds, _ways(scene)):
+    for stream, chat in _ways(scene):
         ask = scene.ask(_text(scene, tokens, chat), tokens=tokens, max_tokens=1, chat=chat, stream=stream, label="between pool and context")
         patient = await ask_patiently(scene, replace(ask, prompt_tokens=0), tokens)
         patient.answer.ask = ask
@@ -188,7 +192,7 @@ async def _over(scene: Scene, result: ProbeResult, limit: int) -> None:
     for tokens in (limit + 1 + slack, max(limit + 1 + slack, _far(limit))):
         if not _fits(scene, result, tokens, booked=False):
             return
-        for chat, stream in product(scene.target.kinds, _ways(scene)):
+        for stream, chat in _ways(scene):
             label = f"over the limit of {limit}"
             ask = scene.ask(_text(scene, tokens, chat), tokens=tokens, max_tokens=8, chat=chat, stream=stream, label=label)
             patient = await ask_patiently(scene, replace(ask, prompt_tokens=0), tokens)  # A refusal costs no tokens: do not book them.

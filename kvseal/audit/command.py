@@ -10,8 +10,10 @@ import argparse
 import asyncio
 import math
 import os
+import signal
 import ssl
 import sys
+import threading
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -61,12 +63,28 @@ def main(argv: list[str]) -> int:
         print(f"kvseal audit: {error}", file=sys.stderr)
         return 2
     if options.dry_run:
-        print(_plan_text(asyncio.run(plan(settings)), settings), end="")
-        return 0
+        return 0 if _say(_plan_text(asyncio.run(plan(settings)), settings)) else 2
     bar = _Bar(sys.stderr.isatty() and not options.quiet)
-    report = asyncio.run(audit(settings, bar.show))
+    report = asyncio.run(_until_told(settings, bar))
     bar.clear()
     return _write(options, report)
+
+
+async def _until_told(settings: AuditSettings, bar: _Bar) -> Report:
+    """The audit. A CI job that is ended, or a terminal that goes, ends it as Ctrl-C does: with what was found until then."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    mine = threading.current_thread() is threading.main_thread()
+    signals = [number for number in (signal.SIGTERM, signal.SIGHUP) if mine and signal.getsignal(number) is signal.SIG_DFL]
+
+    def stop() -> None:
+        for number in signals:  # The next one ends the process at once.
+            loop.remove_signal_handler(number)
+        if task is not None:
+            task.cancel()
+
+    for number in signals:
+        loop.add_signal_handler(number, stop)
+    return await audit(settings, bar.show)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -82,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--context", type=_count, metavar="TOKENS", help="the context the server promises, if it does not say so itself")
     parser.add_argument("--only", default="", metavar="PROBES", help=f"some of: {', '.join(NAMES)}")
     parser.add_argument("--depth", choices=[d.name.lower() for d in Depth], default="normal", help="how often each test is repeated")
-    parser.add_argument("--concurrency", type=_count, default=4, metavar="N", help="never more requests at once than this (default 4)")
+    parser.add_argument("--concurrency", type=_places, default=4, metavar="N", help="never more requests at once than this (default 4)")
     parser.add_argument("--budget", default="", metavar="LIMITS", help="e.g. requests=500,tokens=200k,minutes=10 (default 2000, 1M, 30)")
     parser.add_argument(
         "--timeout", type=float, default=120.0, metavar="SECONDS", help="how long one request may take before it counts as hung"
@@ -105,26 +123,36 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _count(text: str) -> int:
+def _count(text: str, most: int = 10**15) -> int:
     value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
+    if not 1 <= value <= most:
+        raise argparse.ArgumentTypeError(f"must be at least 1, and at most {most}")
     return value
+
+
+def _places(text: str) -> int:
+    return _count(text, 1_000)
 
 
 def _settings(options: argparse.Namespace, shown: Shown) -> AuditSettings:
     """Raises ValueError or OSError with a message for the user."""
     url = options.url.rstrip("/")
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        port = 1 if parts.port is None else parts.port
+    except ValueError as error:
+        raise ValueError(f"{options.url!r} is not an address ({error}): write http://HOST:PORT/v1") from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{options.url!r} is not an address: write http://HOST:PORT/v1")
-    if not 0 < (parts.port or 1) < 65_536 or parts.query or parts.fragment:  # A port that is no number raises ValueError by itself.
+    if not port or parts.query or parts.fragment:
         raise ValueError(f"{options.url!r} is not an address: write http://HOST:PORT/v1 and nothing behind it")
     if parts.path.endswith(("/completions", "/models", "/responses")):
         raise ValueError(f"give the base address, which ends before {parts.path.rpartition('/v1')[2] or parts.path}")
     if parts.username or parts.password:
         raise ValueError("write keys with --keys, not into the address: addresses end up in reports")
     only = tuple(filter(None, (name.strip() for name in options.only.split(","))))
+    if options.only and not only:
+        raise ValueError(f"--only names no probe; there are: {', '.join(NAMES)}")
     unknown = [name for name in only if name not in NAMES]
     if unknown:
         raise ValueError(f"no probe is called {unknown[0]!r}; there are: {', '.join(NAMES)}")
@@ -241,12 +269,11 @@ def _columns() -> int:
 
 
 def _write(options: argparse.Namespace, report: Report) -> int:
-    """Prints the summary and writes the files; characters that an encoding lacks (servers send lone surrogates) are written as escapes.
+    """Writes the files and prints the summary; letters that an encoding lacks (servers send lone surrogates) become escapes. The files come
+    first: whoever reads the summary may be gone.
 
-    Returns the exit status: the report's, or 2 when a file could not be written.
+    Returns the exit status: the report's, or 2 when something could not be written.
     """
-    encoding = sys.stdout.encoding or "utf-8"
-    print(terminal.render(report, colour=sys.stdout.isatty()).encode(encoding, "backslashreplace").decode(encoding), end="")
     given, status = vars(options), report.exit_status
     for form, render in _RENDERERS.items():
         try:
@@ -255,7 +282,22 @@ def _write(options: argparse.Namespace, report: Report) -> int:
         except OSError as error:
             print(f"kvseal audit: --{form}: {given[form]} cannot be written: {error.strerror}", file=sys.stderr)
             status = 2
-    return status
+    colour = sys.stdout is not None and sys.stdout.isatty()
+    return status if _say(terminal.render(report, colour=colour)) else 2
+
+
+def _say(text: str) -> bool:
+    """Prints `text`, in whatever encoding standard output has. False, and a word on standard error, where it cannot be written."""
+    try:
+        if sys.stdout is not None:  # It is None where a shell has closed it.
+            encoding = sys.stdout.encoding or "utf-8"
+            print(text.encode(encoding, "backslashreplace").decode(encoding), end="", flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        print(f"kvseal audit: standard output cannot be written: {error.strerror}", file=sys.stderr)
+        return False
+    return True
 
 
 if __name__ == "__main__":

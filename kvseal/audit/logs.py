@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field
 
 _MOST_CHARS = 20_000_000
-_NUMBER = r"([\d,]+)"
+_NUMBER = r"([0-9][0-9,]{0,20})(?![0-9])"
 
 _POOLS = (
     ("vllm", re.compile(rf"GPU KV cache size:\s*{_NUMBER} tokens")),
@@ -40,10 +40,10 @@ _SETTINGS = (
     "enable_prefix_caching",
     "disaggregation_enable_deferred_release",
 )
-_LLAMA_TOTAL = re.compile(r"n_ctx\s*=\s*(\d+)")
-_LLAMA_SEQUENCE = re.compile(r"n_ctx_(?:per_seq|seq|slot)\s*=\s*(\d+)")
-_LLAMA_SLOTS = re.compile(r"n_slots = (\d+), n_ctx_slot = (\d+), kv_unified = '(true|false)'")
-_LLAMA_TRAIN = re.compile(r"n_ctx_train\s*=\s*(\d+)")
+_LLAMA_TOTAL = re.compile(rf"n_ctx\s*=\s*{_NUMBER}")
+_LLAMA_SEQUENCE = re.compile(rf"n_ctx_(?:per_seq|seq|slot)\s*=\s*{_NUMBER}")
+_LLAMA_SLOTS = re.compile(r"n_slots = ([0-9]{1,9}), n_ctx_slot = ([0-9]{1,15}), kv_unified = '(true|false)'")
+_LLAMA_TRAIN = re.compile(rf"n_ctx_train\s*=\s*{_NUMBER}")
 
 
 @dataclass(slots=True)
@@ -93,12 +93,12 @@ def _read_llama(text: str, log: StartLog) -> None:
         return
     totals, sequences = _LLAMA_TOTAL.findall(text), _LLAMA_SEQUENCE.findall(text)
     if totals:
-        log.engine, log.pool_tokens = "llamacpp", int(totals[-1])
-        log.context_tokens = int(sequences[-1]) if sequences else int(totals[-1])
+        log.engine, log.pool_tokens = "llamacpp", _count(totals[-1])
+        log.context_tokens = _count(sequences[-1]) if sequences else _count(totals[-1])
         trained = _LLAMA_TRAIN.findall(text)
         if trained:
-            log.settings["n_ctx_train"] = trained[-1]
+            log.settings["n_ctx_train"] = str(_count(trained[-1]))
 
 
 def _count(text: str) -> int:
-    return int(text.replace(",", "") or 0)
+    return int(text.replace(",", ""))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import signal
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +15,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from kvseal.audit import command
 from kvseal.audit.client import ClientSettings
 from kvseal.audit.command import _Bar, main
 from kvseal.audit.findings import Report
@@ -126,7 +130,10 @@ def test_the_dry_run_generates_nothing_and_bounds_the_audit(honest: _Thread, tmp
         (["http://h/v1", "--keys", "@/no/such/file"], "--keys: the file /no/such/file cannot be read"),
         (["http://h/v1", "--timeout", "0"], "--timeout"),
         (["http://h/v1", "--timeout", "nan"], "--timeout"),
-        (["http://h:99999/v1"], "out of range"),
+        (["http://h:99999/v1"], "'http://h:99999/v1' is not an address (Port out of range"),
+        (["http://h:0/v1"], "is not an address"),
+        (["http://[::1/v1"], "'http://[::1/v1' is not an address"),
+        (["http://h/v1", "--only", ","], "--only names no probe"),
         (["http://h/v1?a=b"], "nothing behind it"),
         (["http://h/v1/chat/completions"], "which ends before /chat/completions"),
         (["http://h/v1", "--keys", "a-secret\nkey"], "word 1 is no key"),
@@ -174,6 +181,49 @@ def test_an_interrupted_audit_reports_what_it_found(faulty: _Thread) -> None:
     report = asyncio.run(interrupted())
     assert report.stopped.startswith("interrupted") and report.exit_status == 1
     assert any(finding.rule == "limits.silent-truncation" for result in report.results for finding in result.findings)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_job_that_is_ended_has_its_reports(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.signal(number, signal.SIG_DFL)
+
+    async def ends(settings: AuditSettings, progress: object) -> Report:
+        os.kill(os.getpid(), number)
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            return Report({"address": settings.client.url}, {}, "2026-01-01T00:00:00Z", stopped="interrupted")
+        raise AssertionError("nobody said so")
+
+    monkeypatch.setattr(command, "audit", ends)
+    try:
+        assert main(["http://h/v1", "--quiet", "--json", str(tmp_path / "r.json")]) == 2
+        assert json.loads((tmp_path / "r.json").read_text())["stopped"] == "interrupted"
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_reports_are_written_also_where_the_summary_cannot_be(
+    closed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    freeze, report = tmp_path / "freeze.txt", tmp_path / "r.json"
+    freeze.write_text("vllm==0.20.2\n")
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", None if closed else full)
+        status = main(["--packages", str(freeze), "--json", str(report)])
+        monkeypatch.undo()
+    assert json.loads(report.read_text())["results"] and status == (1 if closed else 2)
+    assert ("standard output cannot be written: No space left" in capsys.readouterr().err) is not closed
+
+
+def test_numbers_of_thousands_of_digits_in_what_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    many, log, freeze = "9" * 5_000, tmp_path / "log", tmp_path / "freeze"
+    log.write_text(f"GPU KV cache size: {many} tokens\nllama_context: n_ctx = {many}\nmax_seq_len={many}\n")
+    freeze.write_text(f"vllm=={many}\n")
+    assert main(["--log", str(log), "--packages", str(freeze)]) == 2
+    assert "no version that can be compared: vllm 999" in capsys.readouterr().out
 
 
 def test_without_anything_to_audit() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvseal.audit.advisories import Advisories, Advisory
+from kvseal.audit.advisories import Advisories, Advisory, version_key
 from kvseal.audit.findings import Confidence, Finding, Grade, ProbeResult
 from kvseal.audit.logs import StartLog
 from kvseal.audit.metrics import Samples
@@ -172,7 +172,9 @@ def _versions(shown: Shown, result: ProbeResult, advisories: Advisories) -> None
     for advisory, version in advisories.affecting(packages):
         result.find(_advisory(advisory, version))
     known = sorted(name for name in packages if name in advisories.packages())
-    if known and not any(finding.grade is Grade.ADVISORY for finding in result.findings):
+    if odd := [f"{name} {packages[name][:40]}" for name in known if version_key(packages[name]) is None]:
+        result.unproven.append(f"no version that can be compared: {', '.join(odd)}")
+    elif known and not any(finding.grade is Grade.ADVISORY for finding in result.findings):
         result.proved.append(
             f"{', '.join(f'{name} {packages[name]}' for name in known)}: none of {len(advisories.all)} known faults applies"
         )

@@ -7,7 +7,6 @@ everybody away is not asked for the whole budget.
 
 from __future__ import annotations
 
-import asyncio
 import time
 
 from kvseal.audit.wire import Answer
@@ -45,10 +44,6 @@ class Backoff:
     def left_s(self) -> float:
         """Seconds until the server may be asked again."""
         return max(0.0, self._until_s - time.monotonic())
-
-    async def wait(self) -> None:
-        while (left_s := self.left_s) > 0:
-            await asyncio.sleep(left_s)
 
     def heard(self, answer: Answer) -> None:
         """Notes what came: anything but a 429 or 503 means that the server takes requests."""

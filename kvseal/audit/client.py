@@ -130,6 +130,11 @@ class Client:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def sleep(self, seconds: float) -> None:
+        """Waits, but not beyond the minutes: raises `BudgetSpent` when they are over."""
+        await asyncio.sleep(max(0.0, min(seconds, self.budget.left_s)))
+        self.budget.check_time()
+
     async def get(self, path: str, *, root: bool = False, tenant: int = 0, timeout_s: float = 10.0) -> Reply:
         """GET of an address under the base address, or beside it (`root`). Counts as one request."""
         self.budget.take(0)
@@ -143,7 +148,8 @@ class Client:
 
     async def _once(self, ask: Ask, deadline_s: float) -> Answer:
         async with self._places:
-            await self.backoff.wait()
+            while (left_s := self.backoff.left_s) > 0:
+                await self.sleep(left_s)
             booked = max(0, ask.prompt_tokens) + ask.max_tokens
             self.budget.take(booked)
             answer = Answer(ask, number=len(self.answers) + 1)

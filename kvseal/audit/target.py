@@ -6,7 +6,6 @@ untrue.
 
 from __future__ import annotations
 
-import asyncio
 import random
 import re
 import time
@@ -148,7 +147,7 @@ async def _models(client: Client) -> Reply:
         wait_s = max(0.05, reply.retry_after_s if reply.retry_after_s is not None else 1.0)
         if reply.status not in BUSY or time.monotonic() + wait_s > until_s:
             return reply
-        await asyncio.sleep(wait_s)
+        await client.sleep(wait_s)
 
 
 async def _ask_around(client: Client, target: Target) -> None:

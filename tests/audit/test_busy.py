@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kvseal.audit.budget import Allowance
 from kvseal.audit.client import ClientSettings
 from kvseal.audit.findings import Report, Verdict
 from kvseal.audit.probes.base import Depth
@@ -24,10 +25,14 @@ async def _busy(http: Exchange, status: int, retry_after: str) -> None:
     await http.reply(status, _ERROR, headers={"Retry-After": retry_after} if retry_after else {})
 
 
-def _audit(handler: Any, *, only: tuple[str, ...] = ("limits", "honesty"), timeout_s: float = 5.0) -> Report:
+def _audit(
+    handler: Any, *, only: tuple[str, ...] = ("limits", "honesty"), timeout_s: float = 5.0, allowance: Allowance | None = None
+) -> Report:
     async def go() -> Report:
         async with RawServer(handler) as server:
-            return await audit(AuditSettings(ClientSettings(server.url, timeout_s=timeout_s), only=only, depth=Depth.QUICK, seed=5))
+            client = ClientSettings(server.url, timeout_s=timeout_s)
+            settings = AuditSettings(client, only=only, depth=Depth.QUICK, seed=5, allowance=allowance or Allowance())
+            return await audit(settings)
 
     return asyncio.run(go())
 
@@ -56,6 +61,19 @@ def test_a_server_that_refuses_from_the_first_request_on_is_not_audited(status: 
     assert report.exit_status == 2 and not report.findings
     assert f"all refused with {status} ('come back later')" in report.stopped and said in report.stopped
     assert len(asked_s) <= 10
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_nobody_is_waited_for_longer_than_the_minutes_of_the_audit(everything: bool) -> None:
+    handler, _ = _turning(lambda http: True, 503, "40")
+
+    async def from_the_models_on(http: Exchange) -> None:
+        await _busy(http, 503, "20")
+
+    began_s = time.monotonic()
+    report = _audit(from_the_models_on if everything else handler, timeout_s=60.0, allowance=Allowance(minutes=0.02))
+    assert report.exit_status == 2 and "the budget of 0.02 minutes is spent" in report.stopped
+    assert time.monotonic() - began_s < 15.0
 
 
 def test_a_server_that_asks_for_an_hour_before_it_lists_its_models_is_not_waited_for() -> None:

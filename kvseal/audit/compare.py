@@ -72,6 +72,16 @@ def compare(reference: Answer, other: Answer, floor: float = 0.0) -> Difference:
     return Difference(Kind.DIFFERENT if different else Kind.NUMERICS, shared, move, gap)
 
 
+def drawn(reference: Answer, other: Answer) -> bool:
+    """Do the two differ, and not since they were computed differently: where they part, one of them took a token that it held itself for
+    less likely than another? Without logprobs, whatever differs may be so."""
+    at = common_length(reference.tokens, other.tokens)
+    if not reference.steps or not other.steps:
+        return reference.text != other.text
+    steps = [answer.steps[at] for answer in (reference, other) if at < len(answer.steps)]
+    return len(steps) == 2 and any(max((odds for _, odds in step.top), default=-math.inf) > step.logprob + LEAST_MOVE for step in steps)
+
+
 def sureness(broken: list[Difference], floor: float) -> Confidence:
     """How sure it is that answers which differ were not merely computed in batches of another shape."""
     if max((max(difference.move, difference.gap) for difference in broken), default=0.0) < SHAPE_MOVE:

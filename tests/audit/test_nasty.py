@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import random
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import Any
@@ -281,3 +282,38 @@ def test_what_may_have_been_sent_before_is_not_held_against_a_cache() -> None:
     audits = [_audit(honest.handle, only=("leak",), fresh=fresh, allowance=cut) for fresh in (True, True, False)]
     assert [any(finding.rule == "reuse.never-sent" for finding in report.findings) for report in audits] == [False, True, False]
     assert "may have been sent before" in str(audits[2].results[-1].unproven)
+
+
+def _redraw(body: Any, draw: random.Random) -> Any:
+    """`body` of a completion with its tokens drawn by lot among the likely ones, as a server answers that heeds no temperature."""
+    for choice in body.get("choices", ()) if isinstance(body, dict) else ():
+        odds = (choice.get("logprobs") or {}).get("top_logprobs") or []
+        tokens = [draw.choice(sorted(top)) for top in odds]
+        if tokens:
+            choice["text"] = "".join(tokens)
+            choice["logprobs"] |= {"tokens": tokens, "token_logprobs": [top[token] for top, token in zip(odds, tokens, strict=True)]}
+    return body
+
+
+@pytest.mark.parametrize("logprobs", [True, False])
+def test_a_server_that_draws_its_tokens_by_lot_is_not_called_corrupt(logprobs: bool) -> None:
+    standin, draw = Standin("", 1, Traits()), random.Random(1)
+
+    async def handler(http: Exchange) -> None:
+        reply, event = http.reply, http.event
+        if http.path == "/v1/completions":
+            http.body = json.dumps({**http.json, "logprobs": 5}).encode()
+
+        def redrawn(body: Any) -> Any:
+            body = _redraw(body, draw)
+            for choice in () if logprobs or not isinstance(body, dict) else body.get("choices", ()):
+                choice.pop("logprobs", None)
+            return body
+
+        http.reply = lambda status, body, **how: reply(status, redrawn(body), **how)  # type: ignore[method-assign]
+        http.event = lambda body: event(redrawn(body))  # type: ignore[method-assign]
+        await standin.handle(http)
+
+    report = _audit(handler, only=("limits", "reuse"))
+    assert report.findings == [] and not report.stopped, report.findings
+    assert "does not repeat even the answers" in str([result.unproven for result in report.results if result.probe == "reuse"])

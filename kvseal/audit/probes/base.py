@@ -49,6 +49,7 @@ class Scene:
     concurrency: int = 4
     floor: float = 0.0  # Noise of logprobs under load, measured by the leak probe on prompts that reuse nothing.
     floor_known: bool = False
+    draws: bool = False  # Tokens are drawn by lot although temperature 0 was asked for: answers are then not repeatable.
     alone_s: float = 0.0  # A small request on the idle server, for judging hangs.
     notes: list[str] = field(default_factory=list)
     fresh: bool = True  # Nobody has sent the prompts of this audit to this server before.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvseal.audit.compare import Kind, blind_spot, compare, largest_move
+from kvseal.audit.compare import Kind, blind_spot, compare, drawn, largest_move
 from kvseal.audit.wire import Answer, Ask, Step
 
 
@@ -62,3 +62,10 @@ def test_the_largest_move_counts_alternatives_and_foreign_lists() -> None:
 def test_a_noise_in_which_a_corruption_may_hide_is_said() -> None:
     assert blind_spot(0.02) == []
     assert "no change below 2 nats" in blind_spot(0.25)[0]
+
+
+def test_a_token_that_was_drawn_by_lot_is_told_from_one_that_was_computed_otherwise() -> None:
+    second_best = ("b", -2.5, {"a": -0.1, "b": -2.5, "c": -4.0})
+    assert drawn(_answer(A, A), _answer(A, second_best)) and drawn(_answer(second_best), _answer(A))
+    assert not drawn(_answer(A, A), _answer(A, FAR)) and not drawn(_answer(A), _answer(A, A)) and not drawn(_answer(A), _answer(A))
+    assert drawn(_answer(text="one"), _answer(text="two")) and not drawn(_answer(text="one"), _answer(text="one"))

@@ -99,7 +99,7 @@ class LinkServer:
             return
         router = _Router(self._node, channel, writer, self.carry)
         self._routers.add(router)
-        _log.warning("router %s is connected", peer)
+        _log.info("router %s is connected", peer)
         try:
             await router.serve(reader)
         except (m.ProtocolBroken, OSError) as error:

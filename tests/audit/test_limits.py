@@ -11,7 +11,7 @@ import pytest
 from kvseal.audit.budget import Allowance, Budget
 from kvseal.audit.canary import Aviary
 from kvseal.audit.client import Client, ClientSettings
-from kvseal.audit.findings import Finding, ProbeResult, Report
+from kvseal.audit.findings import Confidence, Finding, ProbeResult, Report
 from kvseal.audit.probes import limits
 from kvseal.audit.probes.base import Depth, Scene
 from kvseal.audit.probes.limit_findings import judge_inside, say_served
@@ -55,6 +55,16 @@ def test_each_endpoint_is_asked_at_the_limit_both_ways() -> None:
     for path in ("/v1/completions", "/v1/chat/completions"):
         for stream in (False, True):
             assert {(path, stream, standin.traits.context + more) for more in (-1, 0)} <= asked
+
+
+def test_a_context_that_only_the_user_states_proves_nothing_against_the_pool() -> None:
+    for stated, sure in (({}, Confidence.PROVEN), ({"context_tokens": Traits().context}, Confidence.SUSPECTED)):
+        (finding, *_) = [
+            one
+            for one in _audit(Standin("pool-below-context", 1, Traits()).handle, only=("limits",), **stated).findings
+            if one.rule == "limits.pool-below-context"
+        ]
+        assert finding.confidence is sure
 
 
 def test_streams_that_are_not_counted_are_not_claimed_to_be() -> None:

@@ -157,7 +157,7 @@ async def _between(scene: Scene, result: ProbeResult, limit: int) -> None:
         Finding(
             "limits.pool-below-context",
             Grade.LIMIT,
-            Confidence.PROVEN,
+            Confidence.SUSPECTED if scene.target.said_by == "--context" else Confidence.PROVEN,
             "the advertised context is larger than the KV pool",
             f"{scene.target.said_by} promises {limit} tokens; {scene.target.pool_said_by} says that the pool holds"
             f" {pool}. No request of the"

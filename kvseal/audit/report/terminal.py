@@ -83,4 +83,5 @@ def _summary(report: Report) -> list[str]:
         ]
     if report.exit_status == 2:
         return ["Nothing was found, but nothing was proved either: could not audit.", f"({used})"]
-    return [f"Clean: nothing found. What was not proved is listed above. ({used})"]
+    listed = " What was not proved is listed above." if any(result.unproven for result in report.results) else ""
+    return [f"Clean: nothing found.{listed} ({used})"]

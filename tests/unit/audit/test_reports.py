@@ -217,6 +217,14 @@ def test_an_audit_that_did_not_come_to_its_end_is_not_clean() -> None:
     assert "Clean" not in html.render(report) and 'skipped="1"' in junit.render(report)
 
 
+def test_clean_points_at_what_was_not_proved_only_where_there_is_something() -> None:
+    for unproven in ([], ["a"]):
+        report = Report(
+            {"address": "http://x/v1"}, {}, "2026-01-01T00:00:00Z", [ProbeResult("limits", "L", proved=["b"], unproven=unproven)]
+        )
+        assert ("listed above" in terminal.render(report)) is bool(unproven)
+
+
 def test_one_rule_is_reported_once() -> None:
     result = ProbeResult("leak", "Leak")
     for title in ("first", "second"):

@@ -21,6 +21,8 @@ from kvseal.node.split_request import SplitRequest
 
 STATS_TIMEOUT_S = 3.0
 LOOK_EVERY_S = 0.25
+FROZEN_AFTER_S = 5.0
+"""A node that makes no progress for so long is not waited for."""
 OWN_PAUSE_S = 0.75
 ANSWER_S = 3.0
 """For a node to be asked and to answer, after this process has stood still."""

@@ -32,7 +32,7 @@ from kvseal.node import peer_messages as p
 from kvseal.node.build_node import feed_keys
 from kvseal.node.client import EngineState, drained
 from kvseal.node.errands import bring_back, prove
-from kvseal.node.fleet import LOOK_EVERY_S, Fleet
+from kvseal.node.fleet import FROZEN_AFTER_S, LOOK_EVERY_S, Fleet
 from kvseal.node.node_client import Leg, NodeClient
 from kvseal.node.placement import DIRECT_TOKENS, place
 from kvseal.node.report import FleetStats, StartReport
@@ -40,7 +40,6 @@ from kvseal.node.router_line import RouterLine
 from kvseal.node.split_request import Next, SplitRequest
 from kvseal.node.stream import RequestStream
 
-FROZEN_AFTER_S = 5.0
 HANDOFF_TIMEOUT_S = 600.0
 """From the Intent to the receipt: the prompt is computed meanwhile, and a large model takes its time. What ends a hand-off that has stalled
 is silence, much earlier."""

@@ -20,11 +20,10 @@ from kvseal.core.errors import Forbidden, InvalidRequest, SetupError
 from kvseal.core.request import Request
 from kvseal.node import messages as m
 from kvseal.node import peer_messages as p
-from kvseal.node.fleet import LOOK_EVERY_S
+from kvseal.node.fleet import FROZEN_AFTER_S, LOOK_EVERY_S
 from kvseal.node.link_server import RECENT_S, LinkServer
 from kvseal.node.node_client import NodeClient
 from kvseal.node.remote import RemoteNode
-from kvseal.node.router import FROZEN_AFTER_S
 from kvseal.node.stream import RequestStream
 
 FETCH_TIMEOUT_S = 30.0

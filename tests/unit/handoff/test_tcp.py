@@ -254,8 +254,8 @@ def test_a_connection_is_used_again_and_a_frozen_one_is_left(near: Near, far: TC
 
 SIZES = {
     "several groups of many pages": (300, KVGeometry(layers=1, kv_heads=1, head_dim=16, page_tokens=8)),
-    "a few pages at a time": (20, KVGeometry(layers=12, kv_heads=4, head_dim=48)),
-    "a page that is more than is read at a time": (3, KVGeometry(layers=44, kv_heads=4, head_dim=48)),
+    "a few pages at a time": (40, KVGeometry(layers=12, kv_heads=4, head_dim=48)),
+    "a page that is more than is read at a time": (3, KVGeometry(layers=176, kv_heads=4, head_dim=48)),
 }
 
 

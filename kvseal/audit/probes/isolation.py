@@ -161,7 +161,8 @@ def _judge(scene: Scene, result: ProbeResult, who: str, rule: str, cold: _Times,
         result.unproven.append(f"{who}: no cached-token counts, and timing could not decide ({why})")
     else:
         result.unproven.append(
-            f"{who}: counts show isolation; timing alone had power {strength:.2f}, so a timing leak beside them is not excluded"
+            f"{who}: counts show isolation; timing could not decide (power {strength:.2f}, p = {test.p:.2g}), so a timing leak beside"
+            " them is not excluded"
         )
 
 

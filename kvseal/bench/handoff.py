@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import random
 import time
+from statistics import median
 from typing import Any, NamedTuple
 
 import httpx
@@ -118,7 +119,7 @@ def entry_of(name: str, heard: list[dict[str, Heard]]) -> Entry:
     def side(which: str) -> Side:
         return Side(which, "ms", tuple(1e3 * pair[which].first_s for pair in heard))
 
-    seconds = {which: sorted(1e3 * pair[which].second_s for pair in heard)[len(heard) // 2] for which in (SPLIT, ONE)}
+    seconds = {which: 1e3 * median(pair[which].second_s for pair in heard) for which in (SPLIT, ONE)}
     note = f"outputs equal, every prompt handed over; second token {seconds[SPLIT]:.1f} ms after the first, {seconds[ONE]:.1f} on {ONE}"
     return Entry(figure=FIGURE, name=name, a=side(SPLIT), b=side(ONE), target=LITTLE, note=note)
 

@@ -121,11 +121,12 @@ def read_exactly(sock: socket.socket, size: int) -> bytes:
     return bytes(found)
 
 
-def fill(sock: socket.socket, view: memoryview) -> None:
-    """Reads straight into memory. Raises `ConnectionError` when the peer closes before it is full."""
+def fill(sock: socket.socket, view: memoryview, flags: int = 0) -> None:
+    """Reads straight into memory; `flags` are those of `recv_into`, of which a TLS socket takes none. Raises `ConnectionError` when the
+    peer closes before it is full."""
     at = 0
     while at < len(view):
-        got = sock.recv_into(view[at:])
+        got = sock.recv_into(view[at:], 0, flags)
         if not got:
             raise ConnectionError(f"the peer closed the connection {len(view) - at} bytes too early")
         at += got

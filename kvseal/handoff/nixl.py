@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import ipaddress
 import logging
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +27,7 @@ import msgspec
 import numpy as np
 
 from kvseal.core.errors import ConfigError
+from kvseal.core.hosts import addresses_of
 from kvseal.handoff.lanes import FetchFailed, Pulling
 from kvseal.handoff.messages import MAX_ENDPOINT_BYTES
 from kvseal.handoff.proof import Claims, Landing, Memory, Move
@@ -175,10 +174,9 @@ class Nixl(Pulling):
 def on_loopback(host: str) -> bool:
     """Whether this host, name or address, is reached from this machine alone. One that nobody can resolve is."""
     try:
-        addresses = {str(info[4][0]).partition("%")[0] for info in socket.getaddrinfo(host, None)}
+        return all(address.is_loopback for address in addresses_of(host))
     except OSError:
         return True
-    return all(ipaddress.ip_address(address).is_loopback for address in addresses)
 
 
 def nixl_errors(api: ModuleType) -> tuple[type[BaseException], ...]:

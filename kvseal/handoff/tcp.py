@@ -143,6 +143,8 @@ class _Stream:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self._whole = 0 if isinstance(sock, ssl.SSLSocket) else socket.MSG_WAITALL
+        """As few reads as can be."""
         self._batches = count(1)
         self._stage = np.empty((0, 0), dtype=np.uint8)
 
@@ -161,7 +163,7 @@ class _Stream:
             group = self._header(batch, len(moves) - at, landing.page_bytes)
             for first in range(at, at + group, len(stage)):
                 part = claims.part(first, min(first + len(stage), at + group))
-                _fill(self._sock, stage[: len(part)].reshape(-1).data)
+                fill(self._sock, stage[: len(part)].reshape(-1).data, self._whole)
                 fault = landing.place(stage, part)
                 if fault is not None:
                     raise FetchFailed("a page is not what was announced", fault)
@@ -253,18 +255,6 @@ def _tune(sock: socket.socket) -> None:
     for option, value in ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)):
         sock.setsockopt(socket.IPPROTO_TCP, option, value)  # a host that is gone does not hold a thread for hours
     # Buffer sizes are left to the system: setting one switches its own tuning off, and usually sets less.
-
-
-def _fill(sock: socket.socket, view: memoryview) -> None:
-    """Reads until `view` is full, with as few calls as can be."""
-    if isinstance(sock, ssl.SSLSocket):
-        fill(sock, view)
-        return
-    while view:
-        got = sock.recv_into(view, 0, socket.MSG_WAITALL)
-        if not got:
-            raise ConnectionError("the sender closed the connection too early")
-        view = view[got:]
 
 
 def _send_all(sock: socket.socket, views: list[memoryview]) -> None:

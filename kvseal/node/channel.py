@@ -10,13 +10,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import ipaddress
-import socket
 import ssl
 import struct
 
 from kvseal.core.config import TLSFiles
 from kvseal.core.errors import ConfigError
+from kvseal.core.hosts import addresses_of
 from kvseal.handoff.auth import MAC_BYTES, Dialer, Listener
 from kvseal.node.messages import ProtocolBroken
 
@@ -120,7 +119,6 @@ def address_of(text: str, flag: str) -> tuple[str, int]:
 def every_address(host: str) -> bool:
     """Whether this host is all addresses of the machine, however that is written: others cannot reach it by that name."""
     try:
-        found = {str(info[4][0]).partition("%")[0] for info in socket.getaddrinfo(host, None)}
+        return any(address.is_unspecified for address in addresses_of(host))
     except OSError:
         return False  # whoever listens there is told so
-    return any(ipaddress.ip_address(address).is_unspecified for address in found)
